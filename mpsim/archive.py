@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.inputs import DOCUMENT, open_regular
 from mpsim.limits import refuse_large
@@ -190,7 +190,7 @@ class _Reader:
             return self._array(plain, arguments)
         if origin is not None:
             return self._collection(plain, origin, arguments)
-        if dataclasses.is_dataclass(kind):
+        if structs.is_dataclass(kind):
             return self._dataclass(plain, kind)
         if issubclass(kind, enum.Enum):
             return kind[str(_inside(plain, "enum"))]
@@ -224,7 +224,7 @@ class _Reader:
         if not isinstance(fields, dict):
             raise TypeError(f"got no fields of a {kind.__name__}")
         hints = _hints(kind)
-        known = {field.name for field in dataclasses.fields(kind) if field.init}
+        known = {field.name for field in structs.fields(kind) if field.init}
         return kind(
             **{key: self.made(value, hints[key]) for key, value in fields.items() if key in known}
         )
@@ -271,10 +271,10 @@ def _plain(value: object, arrays: list[Array]) -> Plain:
     """A value as JSON has it; arrays go to `arrays` and leave their number."""
     if isinstance(value, enum.Enum):
         return {"enum": value.name}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if structs.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: _plain(getattr(value, field.name), arrays)
-            for field in dataclasses.fields(value)
+            for field in structs.fields(value)
             if field.init
         }
         return {type(value).__name__: fields}

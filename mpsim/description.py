@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.nouns import dimensions
 from mpsim.units import Dimension, format_quantity
 
@@ -12,7 +12,7 @@ _HIDDEN = frozenset({"sources", "source", "as_of"})  # told beside each figure i
 _RECALLED = "recalled"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Figure:
     """One figure."""
 
@@ -25,7 +25,7 @@ class Figure:
     area: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Description:
     """All figures of a noun."""
 
@@ -61,14 +61,14 @@ def _figures(
 
 
 def _is_noun(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return structs.is_dataclass(value) and not isinstance(value, type)
 
 
 def _fields(noun: object) -> list[tuple[str, object]]:
     if isinstance(noun, Mapping):
         return [(str(key), value) for key, value in noun.items()]
-    assert dataclasses.is_dataclass(noun)
-    return [(field.name, getattr(noun, field.name)) for field in dataclasses.fields(noun)]
+    assert structs.is_dataclass(noun)
+    return [(field.name, getattr(noun, field.name)) for field in structs.fields(noun)]
 
 
 def _text(value: object, dimension: Dimension | None) -> str:
@@ -94,7 +94,7 @@ def _sources(noun: object) -> Mapping[str, str]:
 def _parts(noun: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Parts of a noun that have sources of their own, by dotted name."""
     for key, value in _fields(noun):
-        if not dataclasses.is_dataclass(value):
+        if not structs.is_dataclass(value):
             continue
         if getattr(value, "sources", None):
             yield f"{prefix}{key}", value

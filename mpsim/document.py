@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_bytes, shown
 from mpsim.scalars import resolve
@@ -31,7 +31,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Document:
     """A YAML file as plain data plus the place of every dotted key."""
 
@@ -40,7 +40,7 @@ class Document:
     places: Mapping[str, tuple[int, int]]
     file: str  # where it was read
     # the file of each key that was not written in `file` (an include, or ``--set``)
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = structs.field(default_factory=dict)
     # mistakes that leave the rest of the file readable: repeated keys, numbers that are not finite
     problems: tuple[Problem, ...] = ()
 
@@ -61,7 +61,7 @@ class Document:
         written = self.written(problem.key)
         line, column = self.places.get(written, (0, 0))
         file = self.files.get(written, self.file)
-        return dataclasses.replace(problem, file=file, line=line, column=column)
+        return structs.replace(problem, file=file, line=line, column=column)
 
 
 def read_document(path: str | Path) -> Document:
@@ -123,7 +123,7 @@ def _decode(raw: bytes, file: str) -> str:
     return text
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Node:
     """A value as written: a scalar, a list of nodes, or pairs of a key's node and a value's."""
 

@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from mpsim import dataclasses
+from mpsim import structs
 
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
 MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line
@@ -21,7 +21,7 @@ LONGEST_WORD = re.compile(r"(?<=\S{140})\S{10,}(?=\S{50})")  # the middle of som
 LONGEST_LIST = 24  # names that `nearest` prints when none is close
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake in what a person wrote."""
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import nearest
 from mpsim.inputs import shown
 from mpsim.memo import remembered
@@ -43,7 +43,7 @@ _BOUNDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Quantity:
     """Mark of a number that a person writes with a unit of `dimension`."""
 
@@ -63,13 +63,13 @@ class Quantity:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Plain:
     """Mark of a truth value or a plain number: nothing is taken for one that is none."""
 
     unit: str = ""  # what it counts, such as ``B an element``; empty for a ratio or a count
     # of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``
-    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    bounds: Mapping[str, float] = structs.field(default_factory=dict, hash=False)
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: pydantic.GetCoreSchemaHandler
@@ -111,7 +111,7 @@ Power: TypeAlias = Annotated[float, Quantity(Dimension.POWER)]
 PriceRate: TypeAlias = Annotated[float, Quantity(Dimension.PRICE_RATE)]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Mistake:
     """One mistake in a mapping."""
 

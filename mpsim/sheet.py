@@ -9,7 +9,7 @@ import html
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.output import printable
 from mpsim.table import WIDTH, lay_out
 
@@ -21,7 +21,7 @@ _CELL: Final = 160  # characters of a cell of a short representation
 _LINE: Final = 400  # of a sentence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Section:
     """A table and sentences below it."""
 
@@ -61,10 +61,10 @@ class Section:
         if left_out:
             lines = (*lines, f"... {left_out:,} more")
         title = _shortened(self.title)
-        return dataclasses.replace(self, rows=kept, lines=lines, title=title)
+        return structs.replace(self, rows=kept, lines=lines, title=title)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Sheet:
     """Everything a value says of itself.
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import Constant, Constants
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mpsim.serving import ServicePlan, ServiceResult
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Prepared:
     """A step that is ready to run.
 
@@ -123,7 +123,7 @@ class Prepared:
         """Rows as devices see them; a row loses at least the average without interference."""
         from mpsim.program.devices import devices_of
 
-        usual = dataclasses.replace(self.plan, interference=False)
+        usual = structs.replace(self.plan, interference=False)
         costs = PlanCosts(usual, like=self.costs)
         return devices_of(self.program, self.plan, build_program(usual, costs))
 
@@ -233,7 +233,7 @@ def _of_length(scenario: Scenario, microbatches: int) -> Prepared:
     part = scenario.with_values(
         {"training.global_batch": batch // scenario.microbatches * microbatches}
     )
-    plan = dataclasses.replace(make_plan(part), name=scenario.name, global_batch=batch)
+    plan = structs.replace(make_plan(part), name=scenario.name, global_batch=batch)
     costs = PlanCosts(plan)
     return Prepared(scenario, plan, costs, build_program(plan, costs))
 

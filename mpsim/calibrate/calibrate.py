@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibrate.kernels import fit_attention, fit_copy, fit_gemm, fit_memory, fit_optimizer
@@ -46,7 +46,7 @@ from mpsim.workload import Expansion, OperatorKind, Transformer, expand_layer
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Calibrated:
     """A machine file with the fit behind it."""
 
@@ -182,14 +182,14 @@ def fit_machine(
             fit_copy(points, chip) if chip.family == "cpu" else Fit(),
         ]
     )
-    measured = dataclasses.replace(chip, calibration=_trial(kernels))
+    measured = structs.replace(chip, calibration=_trial(kernels))
     parts = [kernels]
     if chip.family == "cpu" and base is None:
         parts += [fit_host(layer_works(measurements, measured)), _cpu_habits(header)]
     if base is None:
         usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
         rate = link_bandwidth(collectives, bare)
-        frame = dataclasses.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
+        frame = structs.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
     joined = machine_of(document_of(frame, base or Fit(), ()))
     parts.append(fit_collectives(collectives, joined, frame.library))
     return merged(parts), frame
@@ -321,7 +321,7 @@ _MEMORY = "kernels.gemm.memory_fraction"
 _CACHE = 10.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class LayerWork:
     """One measured pass of a layer, and what its kernels take by the fitted constants."""
 
@@ -359,7 +359,7 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
         streams, others = float(times[eager].sum()), float(times[~eager].sum())
         works.append(LayerWork(point, streams, others, launches))
     points = hold_out([work.point for work in works])
-    return [dataclasses.replace(work, point=p) for work, p in zip(works, points, strict=True)]
+    return [structs.replace(work, point=p) for work, p in zip(works, points, strict=True)]
 
 
 def _cached(chip: Accelerator) -> Accelerator:
@@ -368,9 +368,9 @@ def _cached(chip: Accelerator) -> Accelerator:
     if known is None or _MEMORY not in known.constants:
         return chip
     most = unknown("memory_fraction").high * _CACHE
-    fast = dataclasses.replace(known.constants[_MEMORY], value=most)
-    changed = dataclasses.replace(known, constants={**known.constants, _MEMORY: fast})
-    return dataclasses.replace(chip, calibration=changed)
+    fast = structs.replace(known.constants[_MEMORY], value=most)
+    changed = structs.replace(known, constants={**known.constants, _MEMORY: fast})
+    return structs.replace(chip, calibration=changed)
 
 
 def _expanded(measurement: Measurement, software: Framework) -> Expansion:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point, hold_out
@@ -30,7 +30,7 @@ def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
     machine of one's own too, and a step holds many calls.
     """
     points = [
-        dataclasses.replace(
+        structs.replace(
             Point.of(
                 measurement,
                 f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
@@ -100,7 +100,7 @@ def _model(cluster: Cluster, library: str, values: Mapping[str, float]) -> Colle
     """The model of the cluster with these constants and no curves."""
     constants = {name: Fitted(value, value, value, "") for name, value in values.items()}
     trial = Calibration("fit", "", "", constants, (), (), library, {})
-    changed = dataclasses.replace(cluster, calibration=trial)
+    changed = structs.replace(cluster, calibration=trial)
     return CollectiveModel(changed, library=library, loaded=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point
@@ -84,7 +84,7 @@ def _gemm(points: Sequence[Point], chip: Accelerator, precision: str) -> Mapping
     ]
     fastest = min(p.seconds for p in train)
     bounded = [
-        dataclasses.replace(u, high=min(u.high, fastest), start=min(u.start, fastest / 2))
+        structs.replace(u, high=min(u.high, fastest), start=min(u.start, fastest / 2))
         if u.name == "launch"
         else u
         for u in unknowns
@@ -186,7 +186,7 @@ def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     return merged(fits)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Charts:
     """Attention points with the chart (mask and width) each belongs to."""
 

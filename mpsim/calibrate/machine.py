@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError
@@ -25,7 +25,7 @@ _WATTS = "10 W"
 _IDLE = "1 W"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Frame:
     """The parts of a machine, without its constants."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown
@@ -23,7 +23,7 @@ _MOVES = 3.0  # a known machine may be as much faster or slower
 _GAPS = 2  # gaps that become one where a point of a curve is left out
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Score:
     """How far off a form or a curve is."""
 
@@ -56,14 +56,14 @@ def residuals_of(scores: Sequence[Score]) -> Lines:
     return residual_chart([score.what for score in scores], errors, held_out)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Fit:
     """Everything one part of a calibration found."""
 
-    constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)  # by dotted name
+    constants: Mapping[str, Fitted] = structs.field(default_factory=dict)  # by dotted name
     kernels: tuple[MeasuredCurve, ...] = ()
     collectives: tuple[MeasuredCurve, ...] = ()
-    framework: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    framework: Mapping[str, object] = structs.field(default_factory=dict)
     scores: tuple[Score, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.workload import (
     Lowering,
@@ -42,7 +42,7 @@ _HOLD_ONE_OF = 5
 _FEWEST = 4  # points of a series before one is held out
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Point:
     """One time, and what it is of."""
 
@@ -107,7 +107,7 @@ def hold_out(points: Sequence[Point]) -> list[Point]:
         if len(group) >= _FEWEST:
             first = zlib.crc32(name.encode()) % min(_HOLD_ONE_OF, len(inner))
             held |= {point.id for point in inner[first::_HOLD_ONE_OF]}
-    return [dataclasses.replace(point, held_out=point.id in held) for point in points]
+    return [structs.replace(point, held_out=point.id in held) for point in points]
 
 
 def _phase(measurement: Measurement) -> Phase:
@@ -149,7 +149,7 @@ def _attention(measurement: Measurement) -> Operator | None:
         causal=bool(measurement.variant.get("causal", True)),
     )
     # points of both passes are compared by the FLOPs of forward
-    return dataclasses.replace(forward, phase=_phase(measurement))
+    return structs.replace(forward, phase=_phase(measurement))
 
 
 def _backend(measurement: Measurement) -> str:
@@ -169,7 +169,7 @@ def _rows(measurement: Measurement) -> Operator:
         for name in _ROWS[measurement.op]
     ]
     passes = [_of_pass(measurement, kernel.forward, kernel.backward[0]) for kernel in kernels]
-    return dataclasses.replace(passes[0], bytes=sum(operator.bytes for operator in passes))
+    return structs.replace(passes[0], bytes=sum(operator.bytes for operator in passes))
 
 
 def _embedding(measurement: Measurement) -> Operator:
@@ -177,7 +177,7 @@ def _embedding(measurement: Measurement) -> Operator:
     forward = make_elementwise(
         Role.EMBEDDING, Phase.FORWARD, moved=2 * moved, kind=OperatorKind.EMBEDDING
     )
-    backward = dataclasses.replace(forward, phase=Phase.WEIGHT_GRADIENT, bytes=3 * moved)
+    backward = structs.replace(forward, phase=Phase.WEIGHT_GRADIENT, bytes=3 * moved)
     return _of_pass(measurement, forward, backward)
 
 
@@ -185,7 +185,7 @@ def _loss(measurement: Measurement) -> Operator:
     logits = float(measurement.shape["tokens"] * measurement.shape["vocabulary"])
     moved = Lowering().loss_bytes_per_logit / 2 * logits
     forward = make_elementwise(Role.LOSS, Phase.FORWARD, moved=moved, kind=OperatorKind.LOSS)
-    return _of_pass(measurement, forward, dataclasses.replace(forward, phase=Phase.INPUT_GRADIENT))
+    return _of_pass(measurement, forward, structs.replace(forward, phase=Phase.INPUT_GRADIENT))
 
 
 def _of_pass(measurement: Measurement, forward: Operator, backward: Operator) -> Operator:

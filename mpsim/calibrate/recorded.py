@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
@@ -84,7 +84,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     ]
     fit = _over(base, found)
     now = _simulated(result.scenario, document_of(frame, fit, ()))
-    fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
+    fit = structs.replace(fit, framework=_habits(now, taken, base))
     return _checked(result, frame, fit, steps, [*warnings, *unseen])
 
 
@@ -135,7 +135,7 @@ def _fitted(
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
         # several of its constants make one line: the line itself is known
         kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
-        fit = dataclasses.replace(fit, collectives=tuple(_lines(many)))
+        fit = structs.replace(fit, collectives=tuple(_lines(many)))
     found = Fit(
         kept,
         fit.kernels + tuple(line for line, _ in lines),
@@ -202,7 +202,7 @@ def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator
             alike.setdefault(row.id.rpartition("/")[0], []).append(row)
     for rows in alike.values():
         samples = np.concatenate([row.samples for row in rows])
-        yield dataclasses.replace(rows[0], seconds=((float(samples.mean()),) * len(samples),))
+        yield structs.replace(rows[0], seconds=((float(samples.mean()),) * len(samples),))
 
 
 def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
@@ -233,7 +233,7 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
     ]
     parameters = max(1, round(moved / limit("adam_bytes")))
     point = kernel_point("adam", {"parameters": parameters}, times, dtype=dtype, place="steps")
-    yield dataclasses.replace(measurement_of(point), bytes=moved)
+    yield structs.replace(measurement_of(point), bytes=moved)
 
 
 def _collectives(
@@ -353,12 +353,10 @@ def _level_of(
 ) -> tuple[MeasuredCurve, Score]:
     """A curve moved to what its calls took in sum; of several sizes every second one checks it."""
     held = [len(points) >= _FEWEST_SIZES and bool(n % 2) for n in range(len(points))]
-    marked = [dataclasses.replace(p, held_out=out) for p, out in zip(points, held, strict=True)]
+    marked = [structs.replace(p, held_out=out) for p, out in zip(points, held, strict=True)]
     read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
     level = _in_sum(marked, read)
-    moved = dataclasses.replace(
-        line, times=tuple(float(f"{level * time:.6g}") for time in line.times)
-    )
+    moved = structs.replace(line, times=tuple(float(f"{level * time:.6g}") for time in line.times))
     return moved, score(what, "level", marked, level * read)
 
 
@@ -409,7 +407,7 @@ def _slowed(
             name: _scaled(rate, Dimension.FLOP_RATE, factor)
             for name, rate in _rates(frame.accelerator).items()
         }
-        frame = dataclasses.replace(frame, accelerator={**frame.accelerator, "peak_flops": peaks})
+        frame = structs.replace(frame, accelerator={**frame.accelerator, "peak_flops": peaks})
     for constant in model.provenance():
         leaf = constant.name.rpartition(".")[2]
         by = {"launch": factor, "chart_share": 1 / factor}.get(leaf)
@@ -490,11 +488,11 @@ def _level(
         }
         moved = {key: _slower(constant, factor) for key, constant in base.constants.items()}
         curves = tuple(
-            dataclasses.replace(line, times=tuple(factor * time for time in line.times))
+            structs.replace(line, times=tuple(factor * time for time in line.times))
             for line in base.kernels
         )
-        frame = dataclasses.replace(frame, accelerator=chip)
-        fit = dataclasses.replace(base, constants=moved, kernels=curves)
+        frame = structs.replace(frame, accelerator=chip)
+        fit = structs.replace(base, constants=moved, kernels=curves)
         factor *= (
             seconds / _simulated(result.scenario, document_of(frame, fit, ())).timeline.step_time_s
         )

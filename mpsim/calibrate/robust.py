@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import CalibrationError, MissingExtraError
 
@@ -28,7 +28,7 @@ _PRIOR_NOISE = 0.1  # a first guess weighs as one point with this relative error
 _WIDE = 50.0  # in logarithms: a constant the points say nothing about
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Unknown:
     """A constant to be found."""
 
@@ -40,7 +40,7 @@ class Unknown:
     prior: float = 10.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Estimate:
     """A constant that was found."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.parts import Fit, Score, fitted, limit
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
@@ -81,12 +81,12 @@ def on_machine(plan: ServicePlan, values: Mapping[str, float]) -> ServicePlan:
     constants = {name: Fitted(value, value, value, _unit(name)) for name, value in values.items()}
     measured = Calibration("fit", "", "", constants, (), (), "", {})
     cluster = plan.cluster
-    chip = dataclasses.replace(cluster.accelerator, calibration=measured)
-    node = dataclasses.replace(cluster.node, accelerator=chip)
-    cluster = dataclasses.replace(cluster, node=node)
+    chip = structs.replace(cluster.accelerator, calibration=measured)
+    node = structs.replace(cluster.node, accelerator=chip)
+    cluster = structs.replace(cluster, node=node)
     prefill = None if plan.prefill is None else on_machine(plan.prefill, values)
     engine = calibrated(plan.engine, cluster)
-    return dataclasses.replace(plan, cluster=cluster, engine=engine, prefill=prefill)
+    return structs.replace(plan, cluster=cluster, engine=engine, prefill=prefill)
 
 
 def _servable(points: Sequence[ServedPoint]) -> tuple[list[ServedPoint], list[str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Reading, check_file, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, HardwareError
@@ -117,7 +117,7 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
     calibrated = calibrate_serving(points, files=files, name=name)
     if skipped:
         more = f"{len(skipped)} rows were skipped, such as {skipped[0]}"
-        return dataclasses.replace(calibrated, warnings=(*calibrated.warnings, more))
+        return structs.replace(calibrated, warnings=(*calibrated.warnings, more))
     return calibrated
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.console import note, print_text, wrote
 from mpsim.cli.options import check_file, check_folder, wrong
 from mpsim.errors import ScenarioError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Target:
     """A format to write, and the file or the folder it is for; stdout where there is none."""
 
@@ -30,7 +30,7 @@ class Target:
         return Emitted(self.path, self.writer.write(scenario))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Emitted:
     """A scenario in another tool's words, and the file or folder it is for; None is stdout."""
 
@@ -50,7 +50,7 @@ class Emitted:
             data["file"] = str(self.path)
         return data | {
             "held": [{"from": item.source, "to": item.to} for item in exported.held],
-            "lost": [dataclasses.asdict(item) for item in exported.lost],
+            "lost": [structs.asdict(item) for item in exported.lost],
             "notes": list(exported.notes),
         }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Trace, check_file, refuse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST = 10_000_000  # ranks: more is a slip of the keyboard
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Files that what was read is written to.
 

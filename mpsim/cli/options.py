@@ -19,7 +19,7 @@ import typer
 from typer import Argument, Option
 from typer.models import ArgumentInfo
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, UnitError
 from mpsim.limits import set_unlimited
 from mpsim.units import Dimension, parse_count, parse_quantity
@@ -238,7 +238,7 @@ def values_over(
             raise wrong(f"got a value of {key} twice", option)
         values[key] = [parse_scalar(choice) for choice in listed]
     problems = [
-        dataclasses.replace(problem, key="", file=option)
+        structs.replace(problem, key="", file=option)
         for problem in wrong_values(scenario, values, indexed=False)
     ]
     if problems:
@@ -246,7 +246,7 @@ def values_over(
     return values
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
     """Where the points of a study are computed, and what keeps them.
 
@@ -270,7 +270,7 @@ class Computing:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
     """How checkpoints are written, how often a job fails, and when it goes on.
 
@@ -297,7 +297,7 @@ class Checkpoints:
             refuse({"--restart": self.restart, **given}, "--failures is 0; leave one of them out")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a command reads scenario files: what the command line changes, and their limits.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.console import draw, end_early, note, print_answer
 from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, count, keys, quantity, values_over
 from mpsim.cli.progress import progress_bar
@@ -70,7 +70,7 @@ def plan(
         facility=Facility.of(pue=pue, region=region),
         offer=offer.value,
         rates=read_rates(prices) if prices else {},
-        **dataclasses.asdict(checkpoints),
+        **structs.asdict(checkpoints),
     )
     with progress_bar(scenario.name) as report:
         plans = make_plan(

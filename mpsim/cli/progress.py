@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.console import note
 from mpsim.limits import rough_time
 
@@ -26,7 +26,7 @@ over the shortest: then the rate is known."""
 _MARKS = 256  # pieces that are remembered
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Work:
     """How far a command is; pieces of a search's `phase` take as they take, others alike."""
 
@@ -36,8 +36,8 @@ class _Work:
     done: int = 0
     total: int | None = None
     has_bar: bool = False
-    begun: float = dataclasses.field(init=False)
-    _marks: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
+    begun: float = structs.field(init=False)
+    _marks: list[tuple[int, float]] = structs.field(default_factory=list, init=False)
     """How many pieces were done, and when, from the first ones on."""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Csv, Plot, finite, pairs, refuse, wrong
 from mpsim.errors import ScheduleError, nearest
@@ -38,7 +38,7 @@ class Overlap(enum.StrEnum):
     FUSED = "fused"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """Work of the ranks of a pipeline, and how long each part of it takes.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cli.complete import HEEDED, KERNEL, Catalog, catalogs, entries, shelf
 from mpsim.cli.console import print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, quantity, taken, wrong
@@ -145,7 +145,7 @@ def _described(kind: Catalog, name: str) -> Description:
     from mpsim.workload import model_year
 
     year = Figure("year", model_year(name), str(model_year(name)))
-    return dataclasses.replace(described, figures=(*described.figures, year))
+    return structs.replace(described, figures=(*described.figures, year))
 
 
 def _print_plain(kind: Catalog, name: str, described: Description) -> None:
@@ -234,7 +234,7 @@ def _show_engine(name: str | None, *, as_json: bool) -> None:
         print_json(names) if as_json else print_text("\n".join(lines))
         return
     preset = engine(name)
-    fields = dataclasses.asdict(preset)
+    fields = structs.asdict(preset)
     if as_json:
         print_json({"catalog": "engine", **fields})
         return
@@ -284,7 +284,7 @@ def _show_fabric(name: str | None, asked: Asked, *, as_json: bool) -> None:
                 "nodes": cluster.nodes,
                 "accelerators": cluster.accelerators,
                 "kind": cluster.fabric.kind.value,
-                **dataclasses.asdict(counted),
+                **structs.asdict(counted),
             }
         )
     else:
@@ -408,7 +408,7 @@ def _is_read(name: str) -> bool:
 MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """Questions of a kernel (`mpsim.cost.questions.KernelQuestion`), a collective, a fabric.
 
@@ -446,7 +446,7 @@ class Asked:
     def refuse_unheeded(self, subject: str | None) -> None:
         """Refuse options that are of another question."""
         own = taken(Asked)
-        for field, value in dataclasses.asdict(self).items():
+        for field, value in structs.asdict(self).items():
             if value not in (None, False) and field not in HEEDED.get(subject or "", ()):
                 of = [question for question, options in HEEDED.items() if field in options]
                 raise wrong(
@@ -466,7 +466,7 @@ def answer(question: str, text: str | None, asked: Asked, *, as_json: bool) -> N
 
     figures, constants = (_kernel if question == "kernel" else _collective)(text, asked)
     if as_json:
-        data = [dataclasses.asdict(constant) for constant in constants]
+        data = [structs.asdict(constant) for constant in constants]
         print_json({"question": question, **figures, "constants": data})
         return
     print_table([(key, figure_text(key, value)) for key, value in figures.items()])

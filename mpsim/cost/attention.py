@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.cost.constants import ConstantGroup, calibrated_groups, choose_group
 from mpsim.cost.formulas import attention_pairs, attention_seconds
@@ -24,7 +24,7 @@ _MEASURED = (6.0, 7.0)  # log2 of the head_dims between which a rate is interpol
 Use = Callable[[ConstantGroup, str], float]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWork:
     """Shapes of N attention kernels, as `mpsim.workload.Operator` names them."""
 

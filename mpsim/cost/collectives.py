@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
@@ -29,7 +29,7 @@ _ANSWERS = 4096  # remembered: collectives of one size, or of several
 _MODELS = 64  # clusters whose collectives are
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class CollectiveAnswer:
     """Time of one collective, and what it rests on."""
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.cluster import Cluster
@@ -37,7 +37,7 @@ class Status(enum.StrEnum):
     DATASHEET = "datasheet"  # printed by the maker
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Constant:
     """One number a cost model used, with where it came from."""
 
@@ -61,7 +61,7 @@ class Constants(tuple[Constant, ...]):
         return f"Constants({len(self)}: {', '.join(counts)})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ConstantGroup(Mapping[str, Constant]):
     """Constants that belong together, by leaf name."""
 
@@ -92,12 +92,12 @@ class ConstantGroup(Mapping[str, Constant]):
     def demoted(self, why: str) -> ConstantGroup:
         """The same numbers beyond what they were measured on: a family default, with the reason."""
         relabelled = {
-            leaf: dataclasses.replace(
+            leaf: structs.replace(
                 constant, source=f"{why}: {constant.source}", status=Status.FAMILY_DEFAULT
             )
             for leaf, constant in self.constants.items()
         }
-        return dataclasses.replace(self, constants=relabelled)
+        return structs.replace(self, constants=relabelled)
 
 
 @remembered(16)
@@ -175,7 +175,7 @@ def _calibrated(
     widths = sorted(int(leaf.rpartition("_")[2]) for leaf in measured if leaf.startswith(_RATE))
     if widths:
         words["head_dims"] = tuple(map(str, widths))
-    return dataclasses.replace(group, constants={**group.constants, **measured}, words=words)
+    return structs.replace(group, constants={**group.constants, **measured}, words=words)
 
 
 def choose_group(

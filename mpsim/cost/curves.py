@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Status
 from mpsim.cost.traffic import COLLECTIVES
@@ -40,7 +40,7 @@ Place = tuple[str, int, int]  # collective, ranks, domains
 SWITCH_JUMP = 0.35
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Curve:
     """Time of one collective in one group, as measured.
 
@@ -132,7 +132,7 @@ def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
     return result
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Reading:
     """Measured curves that give the time of one collective in one group."""
 
@@ -155,7 +155,7 @@ class Reading:
         return self.about if inside else f"{self.about}, beyond the measured sizes"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class CollectiveCurves:
     """Every curve of a calibration file."""
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
@@ -20,7 +20,7 @@ _UPDATE_FRACTION = f"kernels.{UPDATES}.fraction"
 _COPY_FRACTION = "kernels.copy.fraction"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConstants:
     """Constants of the GEMM formula for one accelerator and precision."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
 from mpsim.parallel.axes import AXIS_NAMES
@@ -20,7 +20,7 @@ _STEM = "interference"
 _OTHERS = "any"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Interference:
     """Shares of one kind of device that collectives take under one framework."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
@@ -356,7 +356,7 @@ class KernelModel:
 
             tile = height, largest
             padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
-        c = dataclasses.replace(c, knee=knee or c.knee)
+        c = structs.replace(c, knee=knee or c.knee)
         return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, padding=padding)
 
     def _product_seconds(self, shape: _Shapes, peak: float, c: GemmConstants) -> Floats:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant
@@ -221,7 +221,7 @@ class LayoutCosts:
 
 def _elsewhere(layout: Layout, cluster: Cluster) -> Layout:
     """A layout as if all of its nodes were others."""
-    return dataclasses.replace(layout, cluster=cluster, stage_clusters=())
+    return structs.replace(layout, cluster=cluster, stage_clusters=())
 
 
 class StageCosts:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, constant_groups
 from mpsim.cost.network import group_bandwidth
@@ -38,7 +38,7 @@ class _Neighbours(NamedTuple):
     weight: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class DomainCurve:
     """Curves of one link, as one kind of accelerator runs them."""
 
@@ -69,9 +69,7 @@ class DomainCurve:
     def is_quick(self, kind: str, size: Floats, members: int) -> bool:
         """Whether the low-latency regime counts: the time is less than that of Simple alone."""
         slow = {leaf: own for leaf, own in self.constants.items() if not leaf.startswith("quick")}
-        simple = dataclasses.replace(
-            self, constants=dataclasses.replace(self.constants, constants=slow)
-        )
+        simple = structs.replace(self, constants=structs.replace(self.constants, constants=slow))
         return bool(self.seconds(kind, size, members) < simple.seconds(kind, size, members))
 
     def bus(self, kind: str, members: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
@@ -14,7 +14,7 @@ from mpsim.parallel.crossing import GroupShape
 _LINKS_PER_AXIS = 2  # one in each direction along an axis of a torus
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class TorusExtent:
     """Reach of a group along one axis of a torus, and whether the links close into a ring there."""
 

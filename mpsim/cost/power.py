@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
@@ -45,7 +45,7 @@ def load_of(operator: Operator) -> Load:
     return Load.ATTENTION if matrix else Load.STREAMS
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class PowerCurve:
     """Power of kernels over the clock.
 

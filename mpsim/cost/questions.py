@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.cost.formulas import UPDATES, attention_pairs, update_seconds
@@ -60,7 +60,7 @@ _DIRECTIONS: Mapping[str, Mapping[str, Phase]] = {
 _ONCE = {"forward": Phase.FORWARD}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class KernelQuestion:
     """A kernel by name, size and options."""
 
@@ -176,7 +176,7 @@ class KernelQuestion:
         pairs = float(attention_pairs(o.queries, o.keys, causal=o.causal, window=o.window))
         flops = attention_flops(o.sequences * o.heads * pairs, o.head_dim, o.head_dim_v)
         times = 1.0 if o.phase is Phase.FORWARD else BACKWARD_ATTENTION
-        return dataclasses.replace(o, flops=flops * times)
+        return structs.replace(o, flops=flops * times)
 
     def _unfused(self) -> tuple[Operator, ...]:
         """Scores, softmax and context as kernels of their own, or their backward; every pair."""

@@ -10,13 +10,13 @@ import itertools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup
 from mpsim.cost.formulas import GemmConstants, gemm_seconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
     """Tiles into which a library cuts a product."""
 

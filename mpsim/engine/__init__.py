@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine.steady import run_replay
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import undisturbed
@@ -48,7 +48,7 @@ def _run_shared(program: Program, links: Links, engine: str) -> Timeline:
     if engine == "auto":
         alone = run_replay(program)
         if (traffic := undisturbed(links, alone.start, alone.end)) is not None:
-            return dataclasses.replace(alone, traffic=traffic)
+            return structs.replace(alone, traffic=traffic)
     from mpsim.engine.contention import run_contended
 
     return run_contended(program, links)

@@ -24,14 +24,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order
 from mpsim.program.program import Program, Stream
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Chains:
     """Rows as chains of nodes; after the last node of each chain stands one that never ends."""
 

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import simpy
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine.chains import deadlock, precedence, successors
 from mpsim.engine.fluid import Fluid
 from mpsim.engine.timeline import Timeline
@@ -30,7 +30,7 @@ def run_contended(program: Program, links: Links) -> Timeline:
     the other engines' where no two rows meet.
     """
     flows = Flows(program, links)
-    return dataclasses.replace(flows.run(), traffic=flows.traffic(links))
+    return structs.replace(flows.run(), traffic=flows.traffic(links))
 
 
 class SharedLinks:
@@ -112,7 +112,7 @@ class Flows:
         if len(end) and end.min() < 0:
             raise deadlock(self._program, self._waits, end >= 0)
         took = np.where(end == start + planned, planned, end - start)
-        program = dataclasses.replace(self._program, duration=took)
+        program = structs.replace(self._program, duration=took)
         return Timeline(program=program, start=start, end=end, engine="simpy")
 
     def traffic(self, links: Links) -> Traffic:

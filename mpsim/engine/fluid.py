@@ -20,13 +20,13 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 
 _TOLERANCE = 1e-9  # share of a link's capacity below which it counts as full
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@structs.dataclass(slots=True, eq=False)
 class _Flow:
     """A flow under way; at `since`, `remaining` ticks at its cap were left, at `speed` of it."""
 

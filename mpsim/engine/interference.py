@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.engine.contention import Flows
 from mpsim.engine.timeline import Timeline
@@ -32,13 +32,13 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     flows = _Shared(devices, links)
     timeline = flows.run()
     traffic = _of_network(flows.traffic(links), devices.computes) if links else None
-    return dataclasses.replace(timeline, traffic=traffic)
+    return structs.replace(timeline, traffic=traffic)
 
 
 def _of_network(traffic: Traffic, computes: Flags) -> Traffic:
     """Traffic over links; kernels move nothing."""
     moves = ~computes[traffic.row]
-    return dataclasses.replace(
+    return structs.replace(
         traffic, row=traffic.row[moves], time=traffic.time[moves], rate=traffic.rate[moves]
     )
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence, walk
 from mpsim.engine.timeline import Timeline
@@ -42,7 +42,7 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
     return chains.run(duration) if ends is None else ends
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class _Steady:
     """Periods of a graph that need not be walked."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.program.links import Links
 
@@ -16,7 +16,7 @@ _FULL = 1 + 1e-10  # of a link that carries one flow: that of a rate's own link,
 _ROOM = 1 - 1e-6
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
     """Rates of flows over time."""
 

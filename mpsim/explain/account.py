@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
@@ -33,7 +33,7 @@ _NAMED = ("gemm", "attention")
 _WAKES, _WAKE_SHARE = 2e-5, 0.2  # from a collective to the next kernel: seconds, of the gap
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Call:
     """One collective of a step, on all ranks of its group that were recorded."""
 
@@ -46,7 +46,7 @@ class Call:
     lasts: float = 0.0  # from the last arrival until a member goes on, on average over them [s]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Account:
     """Recorded steps, taken apart."""
 

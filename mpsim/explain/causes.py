@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import run
 from mpsim.explain.account import CLASSES, PARTS, Account
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
     shown: bool = False  # as itself by the trace: nothing is inferred from the simulated step
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Expected:
     """Figures of the simulated step that causes are held against [s], of R rank classes."""
 
@@ -167,7 +167,7 @@ def _steps(result: Result, ratios: Floats) -> float:
     computes = (program.kind != COLLECTIVE) & (program.kind != SEND)
     for ratio in ratios:
         longer = np.where(computes, ratio[program.rank], 1.0)
-        slowed = dataclasses.replace(program, duration=np.rint(program.duration * longer))
+        slowed = structs.replace(program, duration=np.rint(program.duration * longer))
         found.append(run(slowed).step_time_s)
     return float(np.mean(found))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
@@ -30,7 +30,7 @@ _MARKS = {"data_stall": "loader", "extra_recompute": "recompute", "synchronisati
 _LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Shown):
     """Why a recorded step is longer than the simulated one."""
 
@@ -42,7 +42,7 @@ class Explanation(Shown):
     unseen: tuple[str, ...]  # what the recording cannot show
     recorded: RecordedStep | None  # the step of median length; None of a log
     # mapping of str to float64[n, 2], by cause: when what a trace shows was on in that step [s]
-    shown: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    shown: Mapping[str, Floats] = structs.field(default_factory=dict)
 
     @property
     def shaded(self) -> tuple[Mapping[str, Floats], Mapping[str, Floats]]:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import parse_line
@@ -52,7 +52,7 @@ _LINE: Final = 1 << 20
 _ROUNDING: Final = 1e-12  # share of a variance that sums of floats may leave of none
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Change:
     """A step from which on the run is faster or slower, and by which share of a step."""
 
@@ -62,7 +62,7 @@ class Change:
     after_s: float
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class Watch:
     """State of a watched log: small, and all that a restart needs."""
 
@@ -70,9 +70,9 @@ class Watch:
     place: int = 0  # bytes read of the file
     inode: int = 0  # which file that was
     last: int = -1
-    times: list[float] = dataclasses.field(default_factory=list)
-    memory: list[float] = dataclasses.field(default_factory=list)
-    changes: list[Change] = dataclasses.field(default_factory=list)
+    times: list[float] = structs.field(default_factory=list)
+    memory: list[float] = structs.field(default_factory=list)
+    changes: list[Change] = structs.field(default_factory=list)
 
     def take(self, number: int, seconds: float | None, memory: float | None) -> Change | None:
         """Take a step; the change that it shows, if it shows one."""
@@ -127,12 +127,12 @@ class Watch:
         grown = self.memory[-1] / self.memory[0] - 1 if len(self.memory) > 1 else 0.0
         known["memory_grows"] = grown if grown > _GROWS else 0.0
         known["lines_until_judged"] = max(0, _LEARN + 1 - len(self.times))
-        known["changes"] = [dataclasses.asdict(change) for change in self.changes]
+        known["changes"] = [structs.asdict(change) for change in self.changes]
         return known
 
     def save(self, file: Path) -> None:
         """Keep the state for a restart."""
-        write_whole(file, json.dumps(dataclasses.asdict(self)))
+        write_whole(file, json.dumps(structs.asdict(self)))
 
     @classmethod
     def load(cls, file: Path) -> Watch:

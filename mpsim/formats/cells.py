@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.inputs import read_cells, refusal, shown
 
@@ -33,7 +33,7 @@ _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Cells:
     """Some columns of a row, read as what they should hold.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import accessors, dataclasses
+from mpsim import accessors, structs
 from mpsim.arrays import Floats, Ints
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
@@ -50,7 +50,7 @@ def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
     return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(reversed(axes))}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@structs.dataclass(frozen=True, kw_only=True)
 class ImportedProgram:
     """A program read from somebody else's file, priced and ready to run."""
 
@@ -60,7 +60,7 @@ class ImportedProgram:
     cluster: Cluster | None = None  # it was priced on; None where the file states its times itself
     flops: float = 0.0  # of one rank, matrix products only [FLOP]
     # of one rank by what it is for [B]; empty where the file does not show it
-    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    memory: Mapping[str, float] = structs.field(default_factory=dict)
     constants: tuple[Constant, ...] = ()  # every constant that the prices rest on
     warnings: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ class ImportedProgram:
         return Execution(self, run(self.program, engine))
 
 
-@dataclasses.dataclass(frozen=True)
+@structs.dataclass(frozen=True)
 class Execution:
     """One run of an imported program."""
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.configs import json_config
 from mpsim.formats.imported import Imported
@@ -83,7 +83,7 @@ def _told_packed(ledger: Ledger) -> bool:
     return form is not None
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Reader:
     """One configuration on its way into a ledger."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.scenario import Scenario
 
@@ -33,7 +33,7 @@ _COLLECTIVES = {
 """Our names of collectives, by what tools call them without case and marks."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Assumed:
     """A value that the file does not state."""
 
@@ -53,7 +53,7 @@ class Assumed:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Mapped:
     """A key of the file that became a value of the scenario."""
 
@@ -62,7 +62,7 @@ class Mapped:
     value: object  # as the scenario has it
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """A scenario read from somebody else's words, and what became of every key of the file.
 
@@ -75,7 +75,7 @@ class Imported:
     assumed: tuple[Assumed, ...] = ()
     ignored: tuple[str, ...] = ()  # keys of the source that change nothing here
     # where each value comes from, by dotted key, such as ``config.json:12 hidden_size``
-    lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lines: Mapping[str, str] = structs.field(default_factory=dict)
     format: str = ""  # name of the format, as commands take it
     # tool, version: what wrote the file, and which era of it, in words
     tool: str = ""
@@ -94,7 +94,7 @@ class Imported:
         return Scenario.from_mapping(dict(self.scenario))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
     """Samples of one kernel or one collective of one size."""
 
@@ -103,7 +103,7 @@ class MeasuredPoint:
     op: str  # ``gemm``, ``all_reduce``, ...
     seconds: tuple[float, ...]  # samples of the slowest rank [s]
     shape: Mapping[str, int]  # sizes, such as ``m n k``, or ``bytes`` of a collective
-    variant: Words = dataclasses.field(default_factory=dict)  # words and switches
+    variant: Words = structs.field(default_factory=dict)  # words and switches
     dtype: str = ""  # as torch names it; empty for a collective
     # ranks, domains: how many took part, and on how many nodes
     ranks: int = 1
@@ -114,7 +114,7 @@ class MeasuredPoint:
     bytes: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Points:
     """Measured points of one file."""
 
@@ -131,7 +131,7 @@ class Points:
     rows: tuple[Mapping[str, object], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Facts of one step that a recording or a compiled program states, in SI units."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.formats.ledger import Ledger
 from mpsim.formats.shell import Word
 from mpsim.formats.source import Options
@@ -30,7 +30,7 @@ def _known(section: str) -> Mapping[str, Any]:
     return words
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Stated:
     """A number of a launcher, and the option that states it."""
 
@@ -38,7 +38,7 @@ class Stated:
     key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A training program as it is started."""
 
@@ -49,7 +49,7 @@ class Launch:
     per_node: Stated | None = None
     world: Stated | None = None
     # every option of the launchers, such as ``torchrun --nnodes``, with its value
-    options: Mapping[str, Word] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Word] = structs.field(default_factory=dict)
 
     @property
     def ranks(self) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Assumed, Imported, Mapped
 from mpsim.formats.words import keys, keys_to
@@ -181,7 +181,7 @@ class Ledger:
         )
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class Settings:
     """Settings of a configuration by one name each, and the ledger they go into."""
 

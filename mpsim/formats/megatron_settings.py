@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import ClassVar, Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.ledger import Ledger, Settings
 from mpsim.formats.outgoing import check_trains, scenario_values
@@ -95,7 +95,7 @@ def newest_tag(preset: str) -> str | None:
 _KEYS: Final = "megatron"
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class Reading(Settings):
     """Settings of one run of Megatron on their way in."""
 

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 
 Groups = Sequence[Sequence[int]]
 _GENERATED = re.compile(r"axis_\d+")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class DeviceAxes:
     """Axes of a mesh of devices."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
 from mpsim.formats.source import Format, Head, Options
@@ -90,13 +90,13 @@ class _Timed(NamedTuple):
     device: object = None
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Device:
     """A device and everything that it ran."""
 
-    busy: Busy = dataclasses.field(default_factory=lambda: Busy(_NANO))
-    calls: list[Span] = dataclasses.field(default_factory=list)
-    marks: dict[str, list[tuple[float, float]]] = dataclasses.field(default_factory=dict)
+    busy: Busy = structs.field(default_factory=lambda: Busy(_NANO))
+    calls: list[Span] = structs.field(default_factory=list)
+    marks: dict[str, list[tuple[float, float]]] = structs.field(default_factory=dict)
 
     def add(self, kernel: _Timed, *, keeps: bool) -> None:
         """Take a kernel; `keeps`: with when it ran."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import flat, nested
@@ -26,7 +26,7 @@ from mpsim.version import __version__
 from mpsim.workload import Transformer
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Held:
     """A value of the scenario that the file holds."""
 
@@ -34,7 +34,7 @@ class Held:
     to: str  # key or flag of the file
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Lost:
     """A value of the scenario that the format cannot hold."""
 
@@ -53,7 +53,7 @@ class Lost:
         return f"{self.key} ({_short(value)}): {self.why}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """A scenario in the words of another tool."""
 
@@ -62,7 +62,7 @@ class Exported:
     tool: str
     text: str = ""  # what the file holds; empty where there are several
     # content by name, of a format that has a folder of files
-    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, bytes] = structs.field(default_factory=dict)
     nodes: int = 0  # operations of all ranks together, of an execution trace
     held: tuple[Held, ...] = ()
     # laid over what an importer reads from the file, these give the whole scenario again
@@ -235,8 +235,8 @@ def _defaults() -> dict[str, object]:
     """Values of keys that a scenario leaves out."""
     model = {
         f"model.{field.name}": field.default
-        for field in dataclasses.fields(Transformer)
-        if field.default is not dataclasses.MISSING
+        for field in structs.fields(Transformer)
+        if field.default is not structs.MISSING
     }
     experts = dict.fromkeys(("capacity_factor", "spread", "dense_layers", "shared_experts"), 0)
     experts |= {"imbalance": 1, "every": 1, "shared_ffn_hidden": 0}

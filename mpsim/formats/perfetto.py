@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
@@ -121,11 +121,11 @@ def shown_ranks(program: Program, ranks: Iterable[int] | None) -> list[int]:
     return shown
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Added:
     """Further tracks of a rank: names by thread, and events."""
 
-    tracks: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    tracks: Mapping[int, str] = structs.field(default_factory=dict)
     events: Sequence[Event] = ()
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.engine import Timeline
 from mpsim.engine.cover import Cover
@@ -56,7 +56,7 @@ _MOST_FILES: Final = 4096
 _FEWEST = 3  # matched collectives: fewer say nothing of a clock
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class RecordedStep:
     """One step of a recording, all ranks on one clock."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace
@@ -217,7 +217,7 @@ def _recognise(head: Head) -> Format:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Writer:
     """A format that is written."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid, nested
@@ -53,7 +53,7 @@ def on_cluster(imported: Imported, options: Options) -> Imported:
     elif cluster and "cluster" not in missing:
         wanted = ["cluster.preset"]
     missing = list(dict.fromkeys([*missing, *wanted]))
-    return dataclasses.replace(imported, scenario=scenario, missing=tuple(missing), lines=lines)
+    return structs.replace(imported, scenario=scenario, missing=tuple(missing), lines=lines)
 
 
 def _sized(cluster: Mapping[str, Any], ranks: int) -> dict[str, int]:
@@ -111,9 +111,7 @@ def over(imported: Imported, base: Path) -> Imported:
     merged = laid(below, above)
     idle = "training." if "serving" in merged else "serving."
     missing = tuple(k for k in imported.missing if _at(merged, k) is ... and not k.startswith(idle))
-    return dataclasses.replace(
-        imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
-    )
+    return structs.replace(imported, scenario=merged, missing=missing, lines=lines, assumed=assumed)
 
 
 def _at(scenario: Mapping[str, object], key: str) -> object:
@@ -146,7 +144,7 @@ def checked(imported: Imported) -> Imported:
             f"not accepted as it stands: {problem.key}: {problem.message}"
             for problem in error.problems
         )
-        return dataclasses.replace(imported, warnings=(*imported.warnings, *problems))
+        return structs.replace(imported, warnings=(*imported.warnings, *problems))
     return imported
 
 

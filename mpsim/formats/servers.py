@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import parse_document, read_document
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
@@ -61,9 +61,9 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     ledger.assume("serving.workload.rate", 1.0, why)
     moves = re.compile(engine["moves"])
     read = ledger.close(name, tool=engine["title"], moves=lambda key: bool(moves.fullmatch(key)))
-    sized = on_cluster(read, dataclasses.replace(options, ranks=options.ranks or ranks))
+    sized = on_cluster(read, structs.replace(options, ranks=options.ranks or ranks))
     told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
-    return dataclasses.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
+    return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
 
 
 def _stated(name: str, head: Head) -> dict[str, Word]:

@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 
 MOST_TEXT: Final = 200_000
@@ -112,16 +112,16 @@ def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]
     return shell.commands
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Shell:
     """A script under way: its variables, and the commands met so far."""
 
     variables: dict[str, list[_Value]]
-    commands: list[Command] = dataclasses.field(default_factory=list)
-    parts: list[_Part] = dataclasses.field(default_factory=list)
-    branches: list[_Branch] = dataclasses.field(default_factory=list)
-    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
-    arrays: set[str] = dataclasses.field(default_factory=set)
+    commands: list[Command] = structs.field(default_factory=list)
+    parts: list[_Part] = structs.field(default_factory=list)
+    branches: list[_Branch] = structs.field(default_factory=list)
+    reasons: dict[str, str] = structs.field(default_factory=dict)
+    arrays: set[str] = structs.field(default_factory=set)
     hangs: int = 0  # line of a && or || whose command may or may not run
     opens_function: int = 0  # line of a function whose name is read and whose body is not
 

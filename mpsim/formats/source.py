@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from mpsim import dataclasses, inputs
+from mpsim import inputs, structs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
 
@@ -20,7 +20,7 @@ read_text = functools.partial(inputs.read_text, error=CalibrationError)
 """The whole text of a file; what goes wrong is a CalibrationError."""
 
 
-@dataclasses.dataclass(
+@structs.dataclass(
     frozen=True
 )  # no slots: the document is parsed once, by the first format that asks
 class Head:
@@ -68,18 +68,18 @@ def read_head(path: Path, *, binary: bool = False) -> Head:
     return Head(path, text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Facts about a file that its user adds because the file lacks them."""
 
     # value that a column of a table must have
-    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, str] = structs.field(default_factory=dict)
     ranks: int | None = None  # accelerators of the job, or ranks of a benchmark
     cluster: str | None = None  # system of the catalog that the job runs on
     spans: bool = False  # whether a recording keeps what each rank did and when
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Format:
     """A format that files of one tool have."""
 

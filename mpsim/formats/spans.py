@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
-from mpsim import dataclasses
+from mpsim import structs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ SYNCS = frozenset(
 _COPIES = ("memcpy", "memset", "[cuda mem", "dma")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Span:
     """One thing that a rank did."""
 
@@ -85,7 +85,7 @@ class Span:
         return self.stage >= 0 and self.kind in _LETTERS
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     """Intervals of one kind without anything of their own, of which a trace has millions."""
 
@@ -102,7 +102,7 @@ class Dense:
         return chosen
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Spans:
     """Everything that one rank was recorded to do."""
 
@@ -113,7 +113,7 @@ class Spans:
     # start and end of every training step that is marked
     steps: tuple[tuple[float, float], ...] = ()
     # members of the groups that the recording lists
-    groups: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = structs.field(default_factory=dict)
     # mapping of str to float64[n, 2], start and end of what explains a step: ``loader`` (the data's
     # iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for
     # the device or a value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the
@@ -121,7 +121,7 @@ class Spans:
     # as ``attention unfused``, ``host`` (operators of the host that launches), ``sent`` (a host
     # that computes hands over or awaits a message), ``busy`` (all that computes, inside actions
     # too) [s]
-    marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    marks: Mapping[str, Array] = structs.field(default_factory=dict)
     # moment from which its times count on its host's clock [ns]; whole, to keep microseconds
     base_ns: int = 0
 

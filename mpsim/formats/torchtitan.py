@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import put_ranks
@@ -87,7 +87,7 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     )
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Reader(Settings):
     """One configuration on its way into a ledger; words of `_SECTIONS`, else whole keys."""
 
@@ -96,7 +96,7 @@ class _Reader(Settings):
     era: str
     layers: int | None = None
     ranks: int | None = None
-    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
+    mesh: dict[str, int] = structs.field(default_factory=dict)
 
     def on(self, *names: str) -> bool:
         """Whether a switch is on."""
@@ -431,7 +431,7 @@ class _Writer:
             for flavor, preset in flavors.items():
                 other = model(preset)
                 named = {field: getattr(wanted, field) for field in ("name", "source", "as_of")}
-                if wanted == dataclasses.replace(other, **named):
+                if wanted == structs.replace(other, **named):
                     self._write(rows[0].name, name)
                     self._write(rows[1].name, flavor)
                     return

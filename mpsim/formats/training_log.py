@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.spans import is_number
 from mpsim.formats.words import DATA, table
@@ -31,7 +31,7 @@ _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class LogStep:
     """One step as a log tells of it."""
 
@@ -53,7 +53,7 @@ class LogStep:
         return step.global_batch / self.samples_per_s if self.samples_per_s else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Form:
     """One tool's line: a mark to look for first, and where each figure stands with its unit."""
 
@@ -127,7 +127,7 @@ def _of_json(text: str) -> LogStep | None:
     return LogStep(step, **found) if found and step is not None else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class RunLog:
     """A whole log."""
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, accelerator
 from mpsim.memo import remembered
@@ -59,7 +59,7 @@ def gpu(name: str) -> Accelerator:
     return accelerator(lookup(DATA, "hardware", "gpus", name)["accelerator"])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Key:
     """One key of a tool and the value of a scenario that it says."""
 
@@ -67,7 +67,7 @@ class Key:
     to: str  # dotted key of the scenario
     # value of the scenario by the tool's word; empty where both write the same. Of several words
     # for one value the first is written
-    values: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, object] = structs.field(default_factory=dict)
     note: str = ""  # what the row cannot say
     # ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is
     # on), ``says`` (that where it is on, else nothing); empty where the row alone does not decide

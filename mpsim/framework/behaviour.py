@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Literal, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whole
 from mpsim.workload.lowering import ElementBytes, ElementSize
 
@@ -128,7 +128,7 @@ class ExpertOverlap(enum.StrEnum):
     MICROBATCH = "microbatch"  # the attention and MLP of another microbatch in the opposite pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBehaviour:
     """Which kernels run."""
 
@@ -157,7 +157,7 @@ class KernelBehaviour:
     list of those that it saves."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBehaviour:
     """Tensor and context parallelism."""
 
@@ -186,7 +186,7 @@ class TensorBehaviour:
     (BLOOM)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineBehaviour:
     """Messages between stages."""
 
@@ -212,7 +212,7 @@ class PipelineBehaviour:
     (Megatron-LM where `microbatch_group_size_per_vp_stage` is left out)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class DataBehaviour:
     """Data parallelism: gradients and parameters between replicas."""
 
@@ -287,7 +287,7 @@ class DataBehaviour:
     they are ready [s]."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerBehaviour:
     """Model states and the optimizer step."""
 
@@ -333,7 +333,7 @@ class OptimizerBehaviour:
     1); 0 for as many as the host's memory keeps busy."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBehaviour:
     """Lifetimes of tensors: kept, made again, narrow or divided, and of what is gathered."""
 
@@ -368,7 +368,7 @@ class MemoryBehaviour:
     one microbatch a step on one stage."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class HostBehaviour:
     """Work of the host while the device computes: launches, waits, and what they cost."""
 
@@ -414,7 +414,7 @@ class HostBehaviour:
     """Exposed time of one wait of a layer or a stage [s]."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertBehaviour:
     """Mixture of experts."""
 

@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.description import Description, Figure
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import (
@@ -27,7 +27,7 @@ from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """One software stack of one era."""
 
@@ -46,7 +46,7 @@ class Framework:
     source: str
     """Where the switches were read."""
     as_of: str
-    suits: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, hash=False)
+    suits: Mapping[str, Scalar] = structs.field(default_factory=dict, hash=False)
     """Dotted keys of a scenario that this preset was written for, such as `parallelism.zero: 3`.
     Of these only the sharding of a stack that is written for the most it has is set."""
     notes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Framework:
 
     def groups(self) -> dict[str, dict[str, object]]:
         """Every field by its area and the name presets and scenarios write it under."""
-        return {name: dataclasses.asdict(getattr(self, name)) for name in AREAS}
+        return {name: structs.asdict(getattr(self, name)) for name in AREAS}
 
     def fields(self) -> dict[str, object]:
         """Every field by the name presets and scenarios write it under."""
@@ -81,20 +81,20 @@ class Framework:
         if precision not in _FULL_PRECISION:
             return self
         size = _FULL_PRECISION_BYTES
-        lowering = dataclasses.replace(
+        lowering = structs.replace(
             self.lowering,
             activation_bytes=max(size, self.lowering.activation_bytes),
             weight_grad_bytes=max(size, self.lowering.weight_grad_bytes),
         )
-        optimizer = dataclasses.replace(
+        optimizer = structs.replace(
             self.optimizer,
             gradient_bytes=max(size, self.optimizer.gradient_bytes),
             parameter_bytes=max(size, self.optimizer.parameter_bytes),
             optimizer_bytes=min(2 * size, self.optimizer.optimizer_bytes),
         )
         gathered = max(size, self.data.gathered_bytes) if self.data.gathered_bytes else 0
-        data = dataclasses.replace(self.data, gathered_bytes=gathered)
-        return dataclasses.replace(self, lowering=lowering, optimizer=optimizer, data=data)
+        data = structs.replace(self.data, gathered_bytes=gathered)
+        return structs.replace(self, lowering=lowering, optimizer=optimizer, data=data)
 
     def training_adapters(self) -> Framework:
         """The stack where adapters alone train: gradients and states have the width of these."""
@@ -102,18 +102,18 @@ class Framework:
         times = width / optimizer.parameter_bytes if width else 1.0
         known = {field: getattr(optimizer, field) for field in _SIZES}
         sizes = {field: type(size)(times * size) for field, size in known.items()}
-        return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))
+        return structs.replace(self, optimizer=structs.replace(optimizer, **sizes))
 
     def on_host(self, call_time: float) -> Framework:
         """The stack on a host whose calls take so many times those of an x86 server."""
         if call_time == 1.0:
             return self
-        host = dataclasses.replace(
+        host = structs.replace(
             self.host, **{name: call_time * getattr(self.host, name) for name in _CALLS}
         )
         calls = call_time * self.experts.product_launch_cost
-        experts = dataclasses.replace(self.experts, product_launch_cost=calls)
-        return dataclasses.replace(self, host=host, experts=experts)
+        experts = structs.replace(self.experts, product_launch_cost=calls)
+        return structs.replace(self, host=host, experts=experts)
 
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside a backward when there are `pp` stages."""
@@ -160,7 +160,7 @@ def _groups() -> Mapping[str, type]:
 def _areas() -> Mapping[str, str]:
     """Area of each flat field; empty for what a preset says of itself."""
     own = {name: "" for name in _groups() if name not in AREAS}
-    return own | {each.name: area for area in AREAS for each in dataclasses.fields(_groups()[area])}
+    return own | {each.name: area for area in AREAS for each in structs.fields(_groups()[area])}
 
 
 def mark_of(field: str) -> Quantity | Plain | None:

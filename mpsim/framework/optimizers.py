@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.description import Description, describe_fields
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import OptimizerBehaviour
@@ -14,7 +14,7 @@ from mpsim.shipped import read_shipped
 _MOMENTS = 8.0  # B of Adam's two in float32; a preset with fewer has both in what it states
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """A row of the catalog, whose file says what fields mean; None is the preset's."""
 
@@ -77,7 +77,7 @@ def stepped_by(name: str, preset: OptimizerBehaviour) -> OptimizerBehaviour:
     fused = preset.gradient_bytes + 2 * (master or preset.parameter_bytes) + 2 * state
     fused += preset.parameter_bytes if master else 0
     others = row.moments if row.others is None else row.others
-    return dataclasses.replace(
+    return structs.replace(
         preset,
         optimizer_bytes=0.0 if row.outside else master + state,
         paged_bytes=master + state if row.outside else 0.0,

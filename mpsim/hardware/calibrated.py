@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Fitted:
     """One constant with its uncertainty."""
 
@@ -21,7 +21,7 @@ class Fitted:
     unit: str  # SI unit; ``1`` for a ratio
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class MeasuredCurve:
     """Seconds by bytes of one kind of work."""
 
@@ -33,7 +33,7 @@ class MeasuredCurve:
     times: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Calibration:
     """Everything `mpsim calibrate` found out about one machine."""
 
@@ -50,7 +50,7 @@ class Calibration:
     # fields of a framework that belong to this machine; a scenario's own fields win
     framework: Mapping[str, object]
     # the file they were read from, as plain data
-    document: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    document: Mapping[str, Any] = structs.field(default_factory=dict, repr=False)
 
     def under(self, prefix: str) -> Iterator[tuple[str, Fitted]]:
         """Leaf and constant of every constant called ``prefix.leaf``."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.components import Accelerator, Node, Sourced
@@ -32,7 +32,7 @@ class Placement(enum.StrEnum):
     BY_RACK = "by-rack"  # nodes are filled, but one of every rack in turn
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Sourced):
     """Nodes of one kind joined by a fabric; accelerators are numbered node by node."""
 
@@ -41,7 +41,7 @@ class Cluster(Sourced):
     nodes: int  # at least 1
     fabric: Fabric
     max_nodes: int | None = None  # most nodes it can have (a pod, a machine that exists once)
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = structs.field(default_factory=dict)
     note: str = ""
     # constants and curves of its collectives, where they were measured on it
     calibration: Calibration | None = None
@@ -101,8 +101,8 @@ class Cluster(Sourced):
     def at_any_rate(self) -> Cluster:
         """The cluster with links of one rate: equal for clusters that differ in these alone."""
         links = {name: getattr(self.node, name) for name in ("scale_up", "nic")}
-        slow = {name: dataclasses.replace(link, bandwidth=1.0) for name, link in links.items()}
-        return dataclasses.replace(self, node=dataclasses.replace(self.node, **slow))
+        slow = {name: structs.replace(link, bandwidth=1.0) for name, link in links.items()}
+        return structs.replace(self, node=structs.replace(self.node, **slow))
 
     def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Index of the node each rank runs in; HardwareError for one that does not exist."""

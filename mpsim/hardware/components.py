@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
@@ -71,7 +71,7 @@ def _check_not_negative(owner: str, **values: float) -> None:
             raise HardwareError(f"{owner}: {key} is {value:g}, needed 0 or a finite number above")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator(Sourced):
     """One device as software sees it, from its datasheet."""
 
@@ -104,7 +104,7 @@ class Accelerator(Sourced):
     """Highest clock of its processors [Hz]."""
     clock_hz: Frequency | None = None
     """Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz]."""
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = structs.field(default_factory=dict)
     """For each figure (or `*` for the rest): where it was read and when; `recalled` marks a lead,
     not a fact."""
     note: str = ""
@@ -187,7 +187,7 @@ class Accelerator(Sourced):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Sourced):
     """One kind of link; ``bandwidth`` per direction, for scale-up over an accelerator's links."""
 
@@ -212,7 +212,7 @@ class Link(Sourced):
     """Most accelerators the link can join; None where it is a matter of what one builds."""
     like: str = ""
     """Entry of the catalog whose curves count, where that is not the one of its name."""
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = structs.field(default_factory=dict)
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -235,7 +235,7 @@ class Link(Sourced):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """Accelerators that share a host and its NICs."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator, Link
 from mpsim.inputs import shown
@@ -32,7 +32,7 @@ _WRITTEN: Mapping[str, str] = MappingProxyType(
 _NOT_WRITTEN = frozenset({"name", "sources", "calibration", "clock_hz", "like"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
     """Where a figure was read, and when."""
 
@@ -45,14 +45,14 @@ class _Origin:
         return f"{self.source} ({self.as_of})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _Provenance:
     """Where the figures of an entry come from."""
 
     source: str
     as_of: object
     # figures that were read elsewhere
-    figures: Mapping[str, _Origin] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, _Origin] = structs.field(default_factory=dict)
     recalled: tuple[str, ...] = ()  # figures that nobody has read
 
     def by_field(self, fields: Mapping[str, str]) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ class _Provenance:
         return MappingProxyType({"*": f"{self.source} ({self.as_of})"} | named)
 
 
-_PROVENANCE = tuple(field.name for field in dataclasses.fields(_Provenance))
+_PROVENANCE = tuple(field.name for field in structs.fields(_Provenance))
 
 
 def read_entry(noun: type[T], name: str, data: object) -> T:
@@ -77,7 +77,7 @@ def read_entry(noun: type[T], name: str, data: object) -> T:
         raise HardwareError(f"{name}: got {shown(data)}, needed a mapping of values")
     fields = {
         _WRITTEN.get(field.name, field.name): field.name
-        for field in dataclasses.fields(noun)  # type: ignore[arg-type] # nouns are dataclasses
+        for field in structs.fields(noun)  # type: ignore[arg-type] # nouns are dataclasses
         if field.name not in _NOT_WRITTEN
     }
     known = (*_PROVENANCE, *fields)

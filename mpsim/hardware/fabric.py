@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 from mpsim.memo import remembered
 from mpsim.nouns import Seconds
@@ -43,7 +43,7 @@ class Routing(enum.StrEnum):
     STATIC = "static"  # one way for each destination, whoever sends (destination modulo up-links)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The network between nodes."""
 
@@ -120,7 +120,7 @@ class Fabric:
                 raise HardwareError(f"fabric: {need}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
     """One tier of switches, lowest first."""
 
@@ -167,9 +167,9 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
         whole = {"nodes": nodes, "units": 1, "switches": 1, "hops": 1, "cables": nodes * nics}
         return (Tier(name="switch", up_bandwidth=0.0, oversubscription=1.0, **whole),)
     planes = fabric.networks
-    each = dataclasses.replace(fabric, radix=fabric.radix * planes)
+    each = structs.replace(fabric, radix=fabric.radix * planes)
     return tuple(
-        dataclasses.replace(
+        structs.replace(
             tier,
             switches=tier.switches * planes,
             up_bandwidth=tier.up_bandwidth * planes,
@@ -188,7 +188,7 @@ def _plane(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> list[T
             _next_tier(below, fabric, nodes=nodes, nics=nics, uplinks=uplinks, bandwidth=bandwidth)
         )
         uplinks = math.ceil(uplinks / _thinning(fabric, len(below) - 1))
-    below[-1] = dataclasses.replace(below[-1], up_bandwidth=0.0)
+    below[-1] = structs.replace(below[-1], up_bandwidth=0.0)
     return below
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Sourced
@@ -17,7 +17,7 @@ _GENERIC = "generic"
 _UNLIKELY = 2.0  # times the link of the host from which a NIC is told
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Host(Sourced):
     """The host of a node."""
 
@@ -39,7 +39,7 @@ class Host(Sourced):
     """Memory traffic that one core sustains [B/s]; without limit where nothing is known."""
     call_time: Number = 1.0
     """Time of the same calls of a framework over that on an x86 server."""
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = structs.field(default_factory=dict)
     """Where each figure comes from; see `mpsim.hardware.recalled`."""
     note: str = ""
 
@@ -93,4 +93,4 @@ def _sustained(host: Host) -> Host:
     """Give a sustained rate the source of the share that makes it one: it is no surer than that."""
     shares = {"link_bandwidth": "link_efficiency", "memory_bandwidth": "memory_efficiency"}
     known = {rate: host.sources[share] for rate, share in shares.items() if share in host.sources}
-    return dataclasses.replace(host, sources={**host.sources, **known})
+    return structs.replace(host, sources={**host.sources, **known})

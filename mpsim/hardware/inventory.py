@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind, Tier
 from mpsim.table import plural
@@ -13,7 +13,7 @@ from mpsim.units import Dimension, format_quantity, percent
 _HALF = 2
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """Switches, cables and cut of the fabric that joins the nodes of a cluster."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
@@ -71,7 +71,7 @@ def link(name: str) -> Link:
     return parse_link(name, catalog_entry("links", name))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Shift:
     """Difference of a link from that of its name in the catalog, on which curves were fitted."""
 
@@ -102,10 +102,10 @@ def system(name: str, *, nodes: int | None = None) -> Cluster:
     1024
     """
     usual = _system(name)
-    return usual if nodes is None else dataclasses.replace(usual, nodes=nodes)
+    return usual if nodes is None else structs.replace(usual, nodes=nodes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _System:
     """A machine as the catalog describes it: the parts of a cluster."""
 
@@ -144,9 +144,9 @@ def _system(name: str) -> Cluster:
     )
     source = entry.sources.get("price_per_hour", entry.sources["*"])
     chip = _priced(cluster.accelerator, entry.price_per_hour, source)
-    return dataclasses.replace(
+    return structs.replace(
         cluster,
-        node=dataclasses.replace(cluster.node, accelerator=chip, power_w=entry.power_w),
+        node=structs.replace(cluster.node, accelerator=chip, power_w=entry.power_w),
         max_nodes=entry.max_nodes,
         sources=entry.sources,
         note=entry.note,
@@ -255,12 +255,12 @@ def with_overrides(
         scale_up = chip.scale_up if usual and chip.scale_up else old.scale_up
     joined = _scale_up(scale_up, chip)
     rewired = joined != old.scale_up or port != old.nic
-    return dataclasses.replace(
+    return structs.replace(
         cluster,
         calibration=None if rewired else cluster.calibration,
         name=cluster.name if name is None else name,
         nodes=cluster.nodes if nodes is None else nodes,
-        node=dataclasses.replace(
+        node=structs.replace(
             old,
             accelerator=_priced(chip, price_per_hour, GIVEN),
             accelerators=per_node,
@@ -332,7 +332,7 @@ def _nic_of_bandwidth(bandwidth: float) -> Link:
     title = f"NIC of {format_quantity(bandwidth, Dimension.BANDWIDTH)}"
     generic = link(GENERIC_NIC)
     sources = {**generic.sources, "bandwidth": GIVEN}
-    return dataclasses.replace(generic, title=title, bandwidth=bandwidth, sources=sources)
+    return structs.replace(generic, title=title, bandwidth=bandwidth, sources=sources)
 
 
 def _usual_domain(joined: Link, per_node: int, nodes: int) -> int:
@@ -349,7 +349,7 @@ def _fabric(kind: str, oversubscription: float, nic: Link, known: Fabric | None 
             f"fabric kind is {kind!r}; {nearest(kind, [known.value for known in FabricKind])}"
         )
     links = known.links if known and kind == FabricKind.GRAPH else ()
-    return dataclasses.replace(
+    return structs.replace(
         known or Fabric(kind=FabricKind.SINGLE_SWITCH),
         kind=FabricKind(kind),
         links=links,
@@ -362,7 +362,7 @@ def _fabric(kind: str, oversubscription: float, nic: Link, known: Fabric | None 
 def _priced(chip: Accelerator, price: float | None, source: str) -> Accelerator:
     if price is None:
         return chip
-    return dataclasses.replace(
+    return structs.replace(
         chip, price_per_hour=price, sources={**chip.sources, "price_per_hour": source}
     )
 

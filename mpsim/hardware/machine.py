@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
@@ -26,7 +26,7 @@ MACHINE_SCHEMA = 1
 _Ranks: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "le": 10_000_000})]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _Constant:
     """A fitted constant as a file holds it."""
 
@@ -45,7 +45,7 @@ class _Constant:
         return Fitted(self.value, low, high, f"{self.unit}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
     """A measured curve as a file holds it."""
 
@@ -71,7 +71,7 @@ class _Curve:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _MachineFile:
     """Machine file as `mpsim calibrate` writes it."""
 
@@ -87,9 +87,9 @@ class _MachineFile:
     nic: object = None
     fabric: str = "single-switch"
     library: Scalar = ""
-    framework: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    framework: Mapping[str, object] = structs.field(default_factory=dict)
     """Fields of a framework that belong to this machine."""
-    constants: Mapping[str, _Constant] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, _Constant] = structs.field(default_factory=dict)
     kernel_curves: tuple[_Curve, ...] = ()
     collective_curves: tuple[_Curve, ...] = ()
     datasheet: object = None
@@ -112,7 +112,7 @@ class _MachineFile:
         )
 
 
-_KEYS = tuple(field.name for field in dataclasses.fields(_MachineFile))
+_KEYS = tuple(field.name for field in structs.fields(_MachineFile))
 
 
 def read_machine(path: str | Path) -> Cluster:
@@ -182,7 +182,7 @@ def _has(entry: object, key: str) -> bool:
 
 def _cluster(file: _MachineFile, data: Mapping[str, object]) -> Cluster:
     name, measured = f"{file.machine}", file.calibration(data)
-    chip = dataclasses.replace(parse_accelerator(name, file.accelerator), calibration=measured)
+    chip = structs.replace(parse_accelerator(name, file.accelerator), calibration=measured)
     nic = link(GENERIC_NIC) if file.nic is None else parse_link(f"{name}-nic", file.nic)
     joined = parse_link(f"{name}-scale-up", file.scale_up)
     cluster = build_cluster(
@@ -191,10 +191,10 @@ def _cluster(file: _MachineFile, data: Mapping[str, object]) -> Cluster:
         nodes=file.nodes,
         nics_per_node=file.nics_per_node,
         # one without an efficiency is as fast as it was measured
-        nic=dataclasses.replace(nic, like=GENERIC_NIC if _has(file.nic, "efficiency") else ""),
-        scale_up=dataclasses.replace(joined, like=chip.scale_up or ""),
+        nic=structs.replace(nic, like=GENERIC_NIC if _has(file.nic, "efficiency") else ""),
+        scale_up=structs.replace(joined, like=chip.scale_up or ""),
         fabric_kind=file.fabric,
         name=name,
     )
     sources = {"*": f"{measured.source} ({measured.as_of})"}
-    return dataclasses.replace(cluster, sources=sources, calibration=measured)
+    return structs.replace(cluster, sources=sources, calibration=measured)

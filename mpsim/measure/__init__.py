@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MissingExtraError
 from mpsim.measured.records import FAMILIES, Measured
 
 __all__ = ["Settings", "measure"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of `mpsim measure`."""
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.measure.plan import PASSES, Case, Grid, Work, best_first
 from mpsim.measure.tensors import (
     Tensors,
@@ -180,7 +180,7 @@ def _reference_attention(
     return out
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Kernel:
     """A memory-bound kernel on (tokens, features)."""
 

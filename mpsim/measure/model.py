@@ -16,14 +16,14 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload import attention_flops, gemm_flops
 
 INIT = 0.02
 """Standard deviation of the weights (Radford et al. 2019, GPT-2)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes of the model and its microbatch."""
 
@@ -67,7 +67,7 @@ def layer_flops(sizes: Sizes) -> float:
     return gemm_flops(sizes.tokens, 1, products) + attention
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Place:
     """Which part of each weight a rank holds."""
 

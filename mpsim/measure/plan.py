@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.measured.records import Words
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
@@ -28,7 +28,7 @@ def load_grid() -> Grid:
     return grid
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Split:
     """How a training step is divided over the world."""
 
@@ -111,7 +111,7 @@ def round_robin(series: Sequence[Sequence[T]]) -> Iterator[T]:
                 yield queue[place]
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class Work:
     """A case that is set up on this rank."""
 
@@ -128,7 +128,7 @@ class Work:
     close: Callable[[], object] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Case:
     """One thing to measure; the fields are those of `Measurement`."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.measure import Settings
 from mpsim.measure.blocks import block_series
@@ -191,7 +191,7 @@ class _Run:
         line = self._measurement(case, outcomes)
         if self.world.kind == "cpu":  # what others do on a host hardly touches its GPUs
             own = self._own([used for _, used in everyone], after.cores)
-            line = dataclasses.replace(line, others=others_share(before, after, own))
+            line = structs.replace(line, others=others_share(before, after, own))
         self.known.setdefault(case.series, []).append((case.size, line.median))
         self.writer.write(line)
         self.count += 1
@@ -257,7 +257,7 @@ class _Run:
             most = int(self.rules["action_samples"])
             samples = zip(*(share.steps[:most] for share in every), strict=True)
             actions = join_actions([list(zip(case.group, ranks, strict=True)) for ranks in samples])
-        names = {field.name for field in dataclasses.fields(Case)} - {"prepare", "memory"}
+        names = {field.name for field in structs.fields(Case)} - {"prepare", "memory"}
         return Measurement(
             id=case.id,
             **{name: getattr(case, name) for name in names},
@@ -319,7 +319,7 @@ def _why(error: BaseException) -> str:
 SAME = ("torch", "cuda", "nccl", "driver", "backend", "world_size")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Past:
     """Measurements of an earlier run."""
 
@@ -368,7 +368,7 @@ IDLE = (3, 4)
 GUEST = 8  # from this column on guests are counted a second time
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Usage:
     """Time used until one moment [s]."""
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
 from mpsim.measure.plan import Case, Grid, Split, Work, degrees
 from mpsim.measure.recorder import Recorder
@@ -51,7 +51,7 @@ def _divides(sizes: Sizes, split: Split) -> bool:
 def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Grid) -> Case:
     microbatches = split.microbatches * options.get("microbatches", 1)
     wider = sizes.micro_batch * options.get("wider", 1)
-    sizes = dataclasses.replace(sizes, micro_batch=wider)
+    sizes = structs.replace(sizes, micro_batch=wider)
     recompute, compiled = options.get("recompute", "none"), bool(options.get("compiled", False))
     degrees = {"dp": split.dp, "tp": split.tp, "pp": split.pp}
     parameters = sizes.parameters / (split.tp * split.pp) * element_bytes(dtype)

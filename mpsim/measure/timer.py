@@ -10,7 +10,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.measure.plan import Case, Work, load_grid
 from mpsim.measure.recorder import StepRows, cuda
 from mpsim.measure.world import World
@@ -18,7 +18,7 @@ from mpsim.measure.world import World
 WARM_UP = 2
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Timed:
     """Samples that the timer took on this rank."""
 
@@ -28,7 +28,7 @@ class Timed:
     steps: tuple[StepRows, ...] = ()  # of each sample, where the work has a recorder
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Sample:
     """One sample: its length [s], the share in which nobody had this core, its actions."""
 
@@ -95,7 +95,7 @@ class Timer:
         """A sample with the time that this process had the core, where a clock saw another."""
         if sample.share >= self.rules["own_share"] or sample.share <= 0:
             return sample
-        return dataclasses.replace(sample, seconds=sample.seconds * sample.share)
+        return structs.replace(sample, seconds=sample.seconds * sample.share)
 
     def _method(self, case: Case, work: Work) -> tuple[str, Callable[[], object]]:
         if self.world.kind == "cpu" or work.host:

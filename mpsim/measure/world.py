@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.measure.plan import load_grid
 from mpsim.measure.recorder import cuda
@@ -324,7 +324,7 @@ def _memory(name: str) -> float:
     return float(values[0].split()[0]) * 1024 if values else 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Launch:
     """One process among the others."""
 

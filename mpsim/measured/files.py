@@ -9,7 +9,7 @@ from typing import IO, Annotated, Final, Self, TextIO
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError, nearest
 from mpsim.inputs import TEXT, open_text, read_lines, shown
 from mpsim.measured.records import (
@@ -54,7 +54,7 @@ def _first(mistake: ErrorDetails) -> str:
         return f"field {shown(key)} is missing"
     if kind == "unexpected_keyword_argument":
         holder = _PARTS.get(str(keys[0]), _KINDS[str(line)])
-        fields = [field.name for field in dataclasses.fields(holder)]
+        fields = [field.name for field in structs.fields(holder)]
         return f"unknown field {shown(key)}; {nearest(str(keys[-1]), fields)}"
     if kind == "finite_number":
         return f"{json.dumps(value)} is not a measured time; the run that wrote it went wrong"
@@ -65,7 +65,7 @@ def _first(mistake: ErrorDetails) -> str:
 
 def to_line(line: Line) -> str:
     """One line of the file, without its end."""
-    data = {"kind": line.kind, **dataclasses.asdict(line)}
+    data = {"kind": line.kind, **structs.asdict(line)}
     if data.get("actions", 0) is None:
         del data["actions"]
     return json.dumps(data, allow_nan=False, separators=(",", ":"))

@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import nearest
 from mpsim.inputs import shown
@@ -319,7 +319,7 @@ class End:
 Line: TypeAlias = Header | Measurement | Skipped | End
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Measured:
     """A whole file."""
 

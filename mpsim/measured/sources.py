@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError
 from mpsim.formats import MeasuredPoint, Points, registry
 from mpsim.measured.files import read_measured
@@ -14,7 +14,7 @@ from mpsim.measured.records import Header, Measurement
 _LIBRARIES = {"gloo": "gloo", "nccl": "nccl", "mpi": "openmpi"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Source:
     """Measurements of one file."""
 

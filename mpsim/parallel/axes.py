@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 
 
 class Stream(enum.IntEnum):
@@ -55,7 +55,7 @@ class Span(enum.IntFlag):
     DP = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Communicator:
     """A group of ranks that communicate inside layers."""
 
@@ -65,7 +65,7 @@ class Communicator:
     part: Literal["all", "inside", "across"] = "all"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """One axis of the mesh."""
 

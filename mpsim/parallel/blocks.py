@@ -18,7 +18,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.parallel.context import core_items
 from mpsim.parallel.experts import (
     expert_backward,
@@ -42,7 +42,7 @@ class _Part(enum.Enum):
     OTHER = "other"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Run:
     """Operators that follow each other and belong to one part."""
 
@@ -189,7 +189,7 @@ def _in_turn(
         item for operator in run.operators if operator not in hidden for item in plain(operator)
     ):
         if isinstance(item, Compute) and returned:
-            yield dataclasses.replace(item, needs=item.needs | returned)
+            yield structs.replace(item, needs=item.needs | returned)
             returned = frozenset()
         else:
             yield item
@@ -198,7 +198,7 @@ def _in_turn(
 _TRAVEL = ("ep", "etp", "etp-ep")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Cut:
     """A block of an expert layer: before the way there, the experts, after the way back."""
 
@@ -254,7 +254,7 @@ def _travels(item: Item) -> bool:
 
 def _tagged(items: Sequence[Item]) -> list[Communication]:
     return [
-        dataclasses.replace(item, waits=Waits.TAGGED)
+        structs.replace(item, waits=Waits.TAGGED)
         for item in items
         if isinstance(item, Communication)
     ]
@@ -264,6 +264,6 @@ def _needing(items: Sequence[Item], ways: Sequence[Communication]) -> list[Item]
     """All kernels wait for the tokens they are given; the first does for all."""
     tags = frozenset(item.tag for item in ways)
     return [
-        dataclasses.replace(item, needs=item.needs | tags) if isinstance(item, Compute) else item
+        structs.replace(item, needs=item.needs | tags) if isinstance(item, Compute) else item
         for item in items
     ]

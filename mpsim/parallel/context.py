@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
 from mpsim.parallel.items import Communication, Compute, Waits
@@ -99,14 +99,14 @@ def _ring(
     wide = _WIDE_BYTES / sharding.activation_bytes if sharding.tensor.eager_context_sums else 1.0
     if at_once:
         gathered = _exchange(whole, axis, "all_gather", block * ranks, "key-value")
-        yield dataclasses.replace(gathered, waits=Waits.TAGGED, tag="blocks")
+        yield structs.replace(gathered, waits=Waits.TAGGED, tag="blocks")
     for step in range(ranks):
         values = step < ranks - 1 and not at_once  # the next block is needed
         answers = backward and step > 0  # those to the blocks before go on to their owners
         if values or answers:
             name = f"{whole.phase.of('key-value and')} send" if answers else "key-value send"
             sent = _exchange(whole, axis, "send", block * (values + wide * answers), name)
-            yield dataclasses.replace(sent, waits=Waits.TAGGED, tag=f"block {step + 1}")
+            yield structs.replace(sent, waits=Waits.TAGGED, tag=f"block {step + 1}")
         needs = frozenset[str]()
         if step:
             here = {f"block {step}"} if not at_once or (backward and step > 1) else set()
@@ -126,7 +126,7 @@ def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
     passes = 1 if whole.phase is Phase.FORWARD else 2  # in backward what answers them too
     elsewhere = passes * kv * (1.0 - 1.0 / ranks)
     element = whole.bytes / _elements(whole)
-    return dataclasses.replace(
+    return structs.replace(
         whole,
         keys=whole.keys // ranks // (2 if halved else 1),
         causal=whole.causal and first,
@@ -182,13 +182,13 @@ def _heads_for_tokens(kernel: Operator, inside: int, tp: int) -> Operator:
     """The core after the exchange: `inside` times the queries, 1/`inside` of the heads."""
     if kernel.kind is OperatorKind.ATTENTION:
         kv_heads = max(kernel.kv_heads // inside, tp)  # repeated where there are fewer
-        return dataclasses.replace(
+        return structs.replace(
             kernel, queries=kernel.queries * inside, heads=kernel.heads // inside, kv_heads=kv_heads
         )
     if kernel.kind is OperatorKind.GEMM:
         rows = kernel.dimension("q")
         shape = {"batch": kernel.batch // inside, rows: getattr(kernel, rows) * inside}
-        return dataclasses.replace(kernel, **shape)
+        return structs.replace(kernel, **shape)
     return kernel
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
@@ -171,7 +171,7 @@ def _around(
 ) -> Iterator[Item]:
     """The experts between the way there and back, each blocking or hidden behind others."""
     there, back = (
-        [dataclasses.replace(sent, waits=Waits.TAGGED if hides else Waits.ALL) for sent in way]
+        [structs.replace(sent, waits=Waits.TAGGED if hides else Waits.ALL) for sent in way]
         for way, hides in zip(ways, beside, strict=True)
     )
     needs = _tags(there) if beside[0] else frozenset[str]()
@@ -275,9 +275,7 @@ def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Oper
         if mine.kind is OperatorKind.GROUPED_GEMM and not _routing(sharding).software.grouped_gemm:
             alone = mine.batch
             flops, moved = mine.flops / alone, mine.bytes / alone
-            mine = dataclasses.replace(
-                mine, kind=OperatorKind.GEMM, batch=1, flops=flops, bytes=moved
-            )
+            mine = structs.replace(mine, kind=OperatorKind.GEMM, batch=1, flops=flops, bytes=moved)
         yield from [mine] * alone
 
 
@@ -287,7 +285,7 @@ def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
         return _whole_tokens(name, "all_gather", phase, sharding)
     exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
     after = _tags(exchanged)
-    return [*exchanged, *(dataclasses.replace(gather, needs=after) for gather in gathered)]
+    return [*exchanged, *(structs.replace(gather, needs=after) for gather in gathered)]
 
 
 def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
@@ -297,7 +295,7 @@ def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     exchanged = _exchange(name, phase, sharding, _MAP_READS)
     summed = _over_etp(name, phase, sharding, kind="reduce_scatter")
     after = _tags(summed)
-    return [*summed, *(dataclasses.replace(sent, needs=after) for sent in exchanged)]
+    return [*summed, *(structs.replace(sent, needs=after) for sent in exchanged)]
 
 
 def _exchange(
@@ -314,7 +312,7 @@ def _exchange(
     beside = routing.fused and routing.software.expert_regrouping is ExpertRegrouping.BESIDE
     reads *= routing.experts / sharding.ep
     copies = _regrouping("rows", phase, sharding, reads) if beside else None
-    return [dataclasses.replace(sent, across=_tokens_across(sharding) * token, copies=copies)]
+    return [structs.replace(sent, across=_tokens_across(sharding) * token, copies=copies)]
 
 
 def _over_etp(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload import Module, Operator, Phase, Role
 
 
@@ -20,7 +20,7 @@ class Waits(enum.Enum):
     TAGGED = "tagged"  # only those that need its tag
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Communication:
     """A collective inside a layer, or one step of a ring."""
 
@@ -54,7 +54,7 @@ class Communication:
         return (self.waits is Waits.NEXT_WEIGHT) == weights
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Compute:
     """A sharded operator in a block."""
 
@@ -64,7 +64,7 @@ class Compute:
     needs: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Synchronization:
     """The host waits for the device, `count` times, and launches nothing until it has."""
 
@@ -78,12 +78,12 @@ Item = Communication | Compute | Synchronization
 def repeated(items: Iterable[Item]) -> list[Item]:
     """The same items, marked as done again; a wait of the host is one like the first."""
     return [
-        item if isinstance(item, Synchronization) else dataclasses.replace(item, repeated=True)
+        item if isinstance(item, Synchronization) else structs.replace(item, repeated=True)
         for item in items
     ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Repeat:
     """Forward kernels that run again together in a backward."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework
@@ -53,7 +53,7 @@ class ParameterKinds(NamedTuple):
     experts: Floats
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A model divided over the ranks of a cluster."""
 
@@ -111,7 +111,7 @@ class Layout:
         if not group or lowering.fused_attention:
             return lowering
         fits = sequences * self.model.heads // self.mesh.tp % group == 0
-        return dataclasses.replace(lowering, fused_softmax=lowering.fused_softmax and fits)
+        return structs.replace(lowering, fused_softmax=lowering.fused_softmax and fits)
 
     def expansions(self, sequences: int, sequence_length: int) -> Mapping[str, Expansion]:
         """Operators of a layer of each kind (by that name), of the embedding and of the head,
@@ -231,7 +231,7 @@ class Layout:
     @property
     def all_trained(self) -> Layout:
         """The same layout of a model all of whose parameters train: what weights there are."""
-        return dataclasses.replace(self, tuning=ALL_TRAINED)
+        return structs.replace(self, tuning=ALL_TRAINED)
 
     def trained(self, counts: Mapping[str, Count]) -> dict[str, Count]:
         """Trained parameters of parts: a layer of each kind by its name, embedding, head."""
@@ -327,7 +327,7 @@ class Layout:
             )
             for rank in range(self.mesh.pp)
         )
-        linear = (dataclasses.replace(count, replicated=0) for count in layers)
+        linear = (structs.replace(count, replicated=0) for count in layers)
         return np.array([self.held(count) for count in linear])
 
 
@@ -341,7 +341,7 @@ def _padded_vocab(model: Transformer, tp: int) -> int:
 
 @remembered(_KEPT)
 def _resident(model: Transformer, tp: int) -> Transformer:
-    return model if tp <= model.kv_heads else dataclasses.replace(model, kv_heads=tp)
+    return model if tp <= model.kv_heads else structs.replace(model, kv_heads=tp)
 
 
 @remembered(_KEPT)

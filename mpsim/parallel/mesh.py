@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster, Placement
@@ -30,7 +30,7 @@ _GRID = ("pp", *_OF_STAGE)
 _KEPT = 4096  # answers about meshes that stay known: a search meets each many times
 
 
-@dataclasses.dataclass(frozen=True)
+@structs.dataclass(frozen=True)
 class Mesh:
     """Degrees of the axes and the order in which they are laid on accelerators.
 
@@ -132,7 +132,7 @@ class Mesh:
 _ORDERED = ("tp", "ep", "etp", "cp")  # what suffers most from a NIC comes first
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Straddling:
     """Groups of one axis of which some lie in more scale-up domains than they need."""
 
@@ -170,7 +170,7 @@ def best_domain(cluster: Cluster, mesh: Mesh, least: int = 1) -> Cluster:
     domain = _nodes(mesh, node.accelerators, most, least) * node.accelerators
     if domain == node.domain:
         return cluster
-    return dataclasses.replace(cluster, node=dataclasses.replace(node, domain=domain))
+    return structs.replace(cluster, node=structs.replace(node, domain=domain))
 
 
 def straddling(cluster: Cluster, mesh: Mesh, *, first: int = 0) -> tuple[Straddling, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Stage:
     """One (virtual) pipeline stage."""
 
@@ -68,7 +68,7 @@ def placed_stages(
     each stage.
     """
     return tuple(
-        # not dataclasses.replace, which takes five times as long: there may be hundreds of stages
+        # not structs.replace, which takes five times as long: there may be hundreds of stages
         Stage(index, part.first_layer, part.layers, part.embedding, part.head, rank)
         for index, (part, rank) in enumerate(
             zip((parts[number] for number in model_stage), stage_rank, strict=True)

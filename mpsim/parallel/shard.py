@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.framework import ExpertBehaviour, ExpertDispatch, TensorBehaviour, TensorOverlap
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
@@ -15,7 +15,7 @@ _BLOCKING = TensorBehaviour(tensor_overlap=TensorOverlap.NONE)
 _NO_WAITS = ExpertBehaviour(expert_synchronizations=0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How tokens find their experts."""
 
@@ -39,7 +39,7 @@ class Routing:
         return self.software.expert_dispatch is ExpertDispatch.FUSED
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How layers are divided inside one stage."""
 
@@ -93,15 +93,15 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
         "saved_for_weight": operator.saved_for_weight / saved,
     }
     if operator.kind is OperatorKind.GROUPED_GEMM:
-        return _shard_experts(dataclasses.replace(operator, **mine), sharding)
+        return _shard_experts(structs.replace(operator, **mine), sharding)
     if operator.kind is OperatorKind.GEMM and operator.sharded_dim:
-        return resized(dataclasses.replace(operator, **mine), operator.sharded_dim, t)
+        return resized(structs.replace(operator, **mine), operator.sharded_dim, t)
     mine["bytes"] = operator.bytes / t
     if operator.split is Split.EXPERT:
         mine["bytes"] *= _load(sharding)
     elif operator.kind is OperatorKind.ATTENTION:
         mine |= {"heads": operator.heads // t, "kv_heads": max(operator.kv_heads // t, 1)}
-    return dataclasses.replace(operator, **mine)
+    return structs.replace(operator, **mine)
 
 
 def resized(operator: Operator, dim: str, parts: int) -> Operator:
@@ -128,7 +128,7 @@ def reshaped(operator: Operator, shape: Mapping[str, int]) -> Operator:
     """Another shape, with bytes counted again."""
     mine = {dim: shape.get(dim, getattr(operator, dim)) for dim in ("batch", "m", "n", "k")}
     moved = _moved(operator, operands_of(**mine))
-    return dataclasses.replace(operator, bytes=moved, **mine)
+    return structs.replace(operator, bytes=moved, **mine)
 
 
 def _moved(operator: Operator, part: tuple[int, int, int]) -> float:

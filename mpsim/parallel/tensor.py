@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.framework import NarrowChunks, TensorOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, resized, shard
@@ -72,7 +72,7 @@ def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
     """All-reduces of norm weights in a layer's forward, which keep them equal in some stacks."""
     if sharding.tp > 1:
         for _ in range(sharding.tensor.norm_reductions):
-            yield dataclasses.replace(
+            yield structs.replace(
                 _collective("all_reduce", sharding.hidden, whole, sharding),
                 name="norm weight all-reduce",
             )
@@ -111,7 +111,7 @@ def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
         return
     tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
     for _ in range(tensors):
-        yield dataclasses.replace(
+        yield structs.replace(
             _collective("all_reduce", 1, whole, sharding),
             name=f"{whole.name} scale all-reduce",
             size=float(_STATISTIC_BYTES),
@@ -124,7 +124,7 @@ def _gather(
     """Gather an operand of a product, as narrow as it is read where gathers are."""
     size = elements * _element(operator, sharding)
     whole = _collective("all_gather", elements, operator, sharding, waits=waits)
-    yield dataclasses.replace(whole, size=size)
+    yield structs.replace(whole, size=size)
     if sharding.tensor.copies_parts:
         yield _copy(f"{operator.name} gathered copy", operator.phase, size)
 
@@ -207,7 +207,7 @@ def _scatter_beside(mine: Operator, elements: float, sharding: Sharding) -> Iter
 
 def _chunk(mine: Operator, parts: int) -> Operator:
     """One of `parts` products over the tokens: the same weights, part of the rows."""
-    return dataclasses.replace(resized(mine, "m", parts), flops=mine.flops / parts)
+    return structs.replace(resized(mine, "m", parts), flops=mine.flops / parts)
 
 
 def _ring_step(
@@ -232,5 +232,5 @@ def _tags(mine: Operator, what: str, step: int) -> frozenset[str]:
 def _loss(operator: Operator, sharding: Sharding) -> Iterator[Communication]:
     size = float(_STATISTIC_BYTES * sharding.tokens)
     each = _collective("all_reduce", 0, operator, sharding)
-    each = dataclasses.replace(each, name="loss all-reduce", size=size)
+    each = structs.replace(each, name="loss all-reduce", size=size)
     yield from [each] * sharding.tensor.loss_reductions

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawn, call
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import ScenarioError
@@ -31,7 +31,7 @@ _MOST_POINTS = 2000  # of a line
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Axis:
     """Kind of the numbers along an axis."""
 
@@ -72,7 +72,7 @@ def readable(unit: str, largest: float) -> Reading:
     return Reading(*rung(largest, _DIMENSIONS[unit]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Limit:
     """A line across a chart, at a number of the axis of values or, if `along`, of the other one."""
 
@@ -82,7 +82,7 @@ class Limit:
     along: bool = False  # whether it crosses the horizontal axis of `Lines`
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """The parts that every chart has."""
 
@@ -94,7 +94,7 @@ class Chart:
 
     def titled(self, title: str) -> Self:
         """The same chart with another title."""
-        return dataclasses.replace(self, title=title)
+        return structs.replace(self, title=title)
 
     def plot(self, ax: Any = None) -> Drawn:
         """Draw with matplotlib, on the axes `ax` or on a figure of its own."""
@@ -111,7 +111,7 @@ class Chart:
         return picture
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Part:
     """One part of every bar, with a value for each."""
 
@@ -121,7 +121,7 @@ class Part:
     hatched: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Bars(Chart):
     """Bars cut into parts, or beside each other. ScenarioError without one value for each name."""
 
@@ -178,7 +178,7 @@ class Bars(Chart):
         return readable(self.value.unit, float(whole.max(initial=0.0)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Series:
     """Points along a chart, joined by a line or marked one by one."""
 
@@ -194,12 +194,12 @@ class Series:
     size: float | Numbers = 5.0  # of marks [point]
     labels: Sequence[str] = ()  # what each point is
     # what stands beside points, by their place
-    written: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    written: Mapping[int, str] = structs.field(default_factory=dict)
     errors: Sequence[tuple[float, float]] = ()  # ends of the range of each point
     alpha: float = 1.0  # how little marks let through, in [0, 1]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Lines(Chart):
     """Lines and scattered points over two axes; stacked areas where they are parts of a whole."""
 
@@ -225,7 +225,7 @@ class Lines(Chart):
         return readable(self.x.unit, x), readable(self.y.unit, y)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Heat(Chart):
     """A grid of coloured cells. ScenarioError unless values match names and edges."""
 
@@ -250,7 +250,7 @@ class Heat(Chart):
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Panels(Chart):
     """Several charts in a grid."""
 

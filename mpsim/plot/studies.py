@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.errors import ScenarioError, nearest
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panels, Part, Series
@@ -158,8 +158,8 @@ def sweep_chart(
             metric=metric,
         )
         words = ", ".join(filter(None, (columns[across], downs[down])))
-        y = dataclasses.replace(own.y, limits=(0.0, most))
-        charts.append(dataclasses.replace(own, y=y, title=words) if words else own)
+        y = structs.replace(own.y, limits=(0.0, most))
+        charts.append(structs.replace(own, y=y, title=words) if words else own)
     if len(roles.shown) < 2:
         return charts[0]
     wide = 0.9 + len(columns) * float(np.clip(0.5 * len(values[key]), 1.9, 4.0))
@@ -257,7 +257,7 @@ def line_chart(
         alt=f"{len(lines)} lines over {len(choices)} values of {key}.",
         series=series,
         x=Axis(key, ticks=list(enumerate(choices)), limits=(-0.4, len(choices) - 0.6)),
-        y=dataclasses.replace(axis, limits=(0.0, None)),
+        y=structs.replace(axis, limits=(0.0, None)),
         size=(float(np.clip(3.0 + 0.5 * len(choices), 6.0, 12.0)), 4.0),
     )
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine import Timeline as Times
 from mpsim.engine.cover import Cover
@@ -36,7 +36,7 @@ _SPANS, _LEAST = 1600, 1e-9
 _ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Actions:
     """Bars of a timeline: actions, or what is communicated."""
 
@@ -52,7 +52,7 @@ class Actions:
 
     def where(self, chosen: Flags | Ints) -> Actions:
         """Some of them."""
-        return Actions(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
+        return Actions(**{f.name: getattr(self, f.name)[chosen] for f in structs.fields(self)})
 
     def within(self, window: tuple[float, float]) -> Actions:
         """Actions that are seen in a part of the time."""
@@ -64,7 +64,7 @@ class Actions:
         return {_EVENT_NAMES[index] for index in np.unique(self.event)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
     """Communication of ranks over time."""
 
@@ -80,7 +80,7 @@ class Lanes:
         return np.flatnonzero(self.share.any(axis=(0, 2, 3))).tolist()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline(Chart):
     """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch."""
 
@@ -92,14 +92,14 @@ class Timeline(Chart):
     unit: str = "s"  # of time, as the axis says it
     across: str = "rank"  # word for a row
     # what the legend calls kinds of event, where it is not the palette's own words
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = structs.field(default_factory=dict)
     # communication inside actions and between them, drawn instead of `communication`
     lanes: Lanes | None = None
     # part of the time axis to draw, in `unit`; all of it when left out
     window: tuple[float, float] | None = None
     # mapping of str to float64[n, 2], spans of time that are shaded behind the rows, by what the
     # legend says of them, in `unit`
-    shaded: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    shaded: Mapping[str, Floats] = structs.field(default_factory=dict)
 
 
 def timeline_chart(
@@ -157,7 +157,7 @@ def timelines_chart(
     longest = max(timeline.makespan for timeline in timelines) * TICK
     unit, size = readable("s", longest)
     charts = [
-        dataclasses.replace(
+        structs.replace(
             timeline_chart(timeline, tick=TICK / size, unit=unit),
             title=title,
             window=(0.0, longest / size),

@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.cost import Constant, Interference, interference_of
 from mpsim.parallel.axes import COMMUNICATION
@@ -18,7 +18,7 @@ from mpsim.program.links import Deployment
 from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Devices:
     """Rows as their devices see them."""
 
@@ -59,7 +59,7 @@ def devices_of(program: Program, deployment: Deployment, usual: Program | None =
     computes = (home == Stream.COMPUTE) & (fine.kind != COLLECTIVE)
     computes &= fine.part != fine.vocabulary.part("host")
     return Devices(
-        program=dataclasses.replace(fine, duration=least),
+        program=structs.replace(fine, duration=least),
         computes=computes & (fine.duration > 0),
         product=expanded_flops(program) > 0,
         held=np.where(lasting, np.maximum(held[rank, home], taken), 0.0),

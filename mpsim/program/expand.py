@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.parallel.axes import AXES
 from mpsim.program.csr import Column, Lists, compress, owners
@@ -55,7 +55,7 @@ def expand(program: Program) -> Program:
         ],
         np.stack([program.duration, program.up_bytes, program.out_bytes, program.size]),
     )
-    return dataclasses.replace(
+    return structs.replace(
         program,
         labels=labels,
         rank=rank,

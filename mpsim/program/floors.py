@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
@@ -23,7 +23,7 @@ from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 _KEPT = 512  # templates whose transfers stay known: points of a sweep share them
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Floor:
     """Least time of what a program puts on links of one kind."""
 
@@ -55,7 +55,7 @@ def held_to_links(program: Program, deployment: Deployment) -> Program:
     if floor.ticks <= _shortest(program):
         return program
     least = float(np.ceil(floor.ticks))
-    return dataclasses.replace(program, least=least, least_part=_most_of(program, floor))
+    return structs.replace(program, least=least, least_part=_most_of(program, floor))
 
 
 def may_be_held(program: Program, deployment: Deployment) -> bool:
@@ -222,7 +222,7 @@ def _distinct_rows(program: Program) -> tuple[Program, Floats]:
     columns = {name: getattr(program, name)[rows] for name in COLUMNS}
     slot = program.rank[rows] * np.int32(len(Stream)) + program.stream[rows]
     return (
-        dataclasses.replace(
+        structs.replace(
             program,
             **columns,
             dep_ptr=np.zeros(len(rows) + 1, dtype=np.int64),

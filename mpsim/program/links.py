@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
@@ -51,7 +51,7 @@ class Deployment(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Links:
     """Links and what rows take of them."""
 
@@ -121,7 +121,7 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     return Links(names, capacity, row, link, use, cap, work, ports=ports, tiers=tiers)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Part:
     """Links of one kind, and how many bytes rows put on them."""
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.archive import Saved
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.parallel.axes import ACCOUNTED, Span, Stream
@@ -57,7 +57,7 @@ COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 """Type and default of every column with an entry a row."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
     """Words of a job: what its rows do, and what the time of its ranks is attributed to."""
 
@@ -89,7 +89,7 @@ class Vocabulary:
         return [self.part(name) for name in self.computing]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@structs.dataclass(frozen=True, eq=False)
 class Template:
     """The inside of a row: kernels and collectives with their place in it.
 
@@ -131,7 +131,7 @@ class Template:
     # float64[Q], for how long, up to the end of each collective, the compute stream stands idle
     # waiting for it [ticks]; longer than the collective where it began late. Sums by part to
     # `parts` exactly. Empty where nobody knows, as in results of versions that did not record it
-    exposed: Floats = dataclasses.field(default_factory=lambda: np.zeros(0))
+    exposed: Floats = structs.field(default_factory=lambda: np.zeros(0))
     # time alone of kernels inside by what draws power, as in `KERNELS` [s]; empty if unknown
     load_seconds: tuple[float, ...] = ()
     # time in which memory moves what all kernels read and write, each on its own [s]
@@ -161,7 +161,7 @@ class Slots(NamedTuple):
     stream: Ints
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@structs.dataclass(frozen=True, eq=False)
 class Program(Saved):
     """Operations as columns; see the module's docstring for the meaning of rows and slots."""
 

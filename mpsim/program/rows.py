@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.program.csr import Column, Columns, Lists, compress
 from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
 
@@ -34,7 +34,7 @@ class Prices(NamedTuple):
     template: ArrayLike = -1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A Program without what its rows cost: their columns, order and dependencies."""
 
@@ -58,7 +58,7 @@ class Graph:
             for row, column in enumerate(each):
                 table[row, begin : begin + len(each.duration)] = column
         *columns, template = table.take(ends[self.price] + self.place, axis=1)
-        return dataclasses.replace(
+        return structs.replace(
             self.program,
             class_size=np.asarray(class_size, dtype=np.int64),
             templates=templates,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.memo import asked_once
 from mpsim.parallel.axes import FOLDED
@@ -281,7 +281,7 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     dependencies = compress(place[owners(laid.dep_ptr)], place[laid.dep], count)
     slots = compress(place[owners(laid.slot_ptr)], laid.slot.astype(np.int64), count)
     ranks, total = [program.ranks for program in programs], sum(sizes)
-    return dataclasses.replace(
+    return structs.replace(
         laid,
         class_size=laid.class_size * np.repeat(sizes, ranks) // total,
         rank_name=tuple(

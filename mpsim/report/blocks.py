@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.rows import column_of
@@ -21,7 +21,7 @@ from mpsim.study.rows import column_of
 R = TypeVar("R")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Quantity:
     """A cell of a table with a unit of its own, as of a Figure."""
 
@@ -41,7 +41,7 @@ _FIELDS: Mapping[str, Any] = {
 _DIGITS = 7  # of numbers of charts: more than any screen shows
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Figure:
     """One number of a summary, by its dotted key, such as ``memory.total``."""
 
@@ -60,7 +60,7 @@ def figure(key: str, note: str = "") -> Figure:
     return Figure(title_of(column), key, unit_of(column).strip("1"), range_key, note)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Figures:
     """Headline figures in a row."""
 
@@ -68,7 +68,7 @@ class Figures:
     items: Sequence[Figure]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Note:
     """A paragraph whose mood is ``plain``, ``good`` or ``warning``."""
 
@@ -77,7 +77,7 @@ class Note:
     mood: str = "plain"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table; the unit is as of a Figure, or empty for text."""
 
@@ -85,7 +85,7 @@ class Column:
     unit: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Table:
     """Rows of text and numbers; one that is folded is shown only when asked for."""
 
@@ -100,7 +100,7 @@ Block: TypeAlias = Any
 """A block of a section: a chart, a class with a name in ``block``, or a mapping with one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Section:
     """A section of a page."""
 
@@ -161,10 +161,10 @@ class _Entry(NamedTuple, Generic[R]):
 
 def plain(value: object) -> Any:
     """`value` as JSON: blocks as mappings, arrays as rounded lists, None for not finite."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if structs.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
+            for field in structs.fields(value)
             if not _is_left_out(value, field)
         }
         kind = getattr(value, "block", None)
@@ -180,7 +180,7 @@ def plain(value: object) -> Any:
     return value
 
 
-def _is_left_out(value: object, field: dataclasses.Field[object]) -> bool:
+def _is_left_out(value: object, field: structs.Field[object]) -> bool:
     """Whether a field of a chart, or of a part of one, is as it is when nobody gives it."""
     own = getattr(value, field.name)
     return isinstance(value, _CHARTED) and type(own) is type(field.default) and own == field.default

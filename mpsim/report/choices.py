@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError, UnitError
 from mpsim.report.blocks import Figure, Section, setting_text
 from mpsim.report.service import HEADLINE as OF_SERVICE
@@ -16,7 +16,7 @@ from mpsim.units import Dimension, parse_quantity
 MOST = 2000  # answers on one page
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Slider:
     """One setting that can be chosen."""
 
@@ -27,7 +27,7 @@ class Slider:
     label: str = ""  # word for it on the page; empty for the key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Answer:
     """The result of one combination."""
 
@@ -36,7 +36,7 @@ class Answer:
     reason: str = ""  # why there is no summary, or what is wrong with it; empty where nothing is
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Choices:
     """Sliders over answers that are known."""
 

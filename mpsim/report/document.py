@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.formats.ledger import flat
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot import palette
@@ -217,7 +217,7 @@ def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
     ]
     habits = [
         (f"framework.{key}", setting_text(value), f"habit of {scenario.framework.preset}")
-        for key, value in flat(dataclasses.asdict(scenario.software)).items()
+        for key, value in flat(structs.asdict(scenario.software)).items()
         if key.rpartition(".")[2] not in _NO_HABITS and f"framework.{key}" not in written
     ]
     return {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names
@@ -44,7 +44,7 @@ _LABELS = {
 """Words for settings that their section alone names; others have the words of their key."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Setting:
     """One setting that can be moved."""
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
@@ -40,7 +40,7 @@ _COLUMNS = ("lane", "start", "length", "event", "microbatch", "chunk", "layer", 
 Columns = dict[str, NDArray[np.generic]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Lanes:
     """Bars by lane."""
 
@@ -60,7 +60,7 @@ class Lanes:
     columns: dict[str, str]
     left_out: str  # what is not shown; empty if all is
     # what events are called where the palette's words are not theirs
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = structs.field(default_factory=dict)
 
 
 def packed(column: NDArray[np.generic]) -> str:
@@ -152,7 +152,7 @@ def _pack(column: Mapping[str, NDArray[Any]], end_s: float) -> tuple[float, dict
 def _computing(actions: Actions) -> Columns:
     """Actions of ranks, which have no layer and no word."""
     nothing = np.full(len(actions), -1)
-    own = {field.name: getattr(actions, field.name) for field in dataclasses.fields(actions)}
+    own = {field.name: getattr(actions, field.name) for field in structs.fields(actions)}
     return {**own, "of": np.full(len(actions), _COMPUTES), "word": nothing, "layer": nothing}
 
 

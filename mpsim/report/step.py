@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.plot import step as charts
 from mpsim.plot.chart import Axis, Bars, Part
@@ -45,7 +45,7 @@ def _headline(result: Result) -> Iterator[Block]:
     of = f"of {format_quantity(memory['capacity'], Dimension.BYTES)}, rank {memory['rank']}"
     yield Figures(
         [
-            dataclasses.replace(item, note=of) if item.key == "peak_memory_bytes" else item
+            structs.replace(item, note=of) if item.key == "peak_memory_bytes" else item
             for item in HEADLINE
             if summary.get(item.key) is not None
         ]
@@ -191,7 +191,7 @@ def _sensitivity(result: Result) -> Sequence[Block]:
         answer = result.sensitivity()
     except MpsimError:
         return ()
-    known = dataclasses.replace(answer, rows=tuple(row for row in answer.rows if row.elasticity))
+    known = structs.replace(answer, rows=tuple(row for row in answer.rows if row.elasticity))
     return [sensitivity_chart(known)] if known.rows else ()
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
 from mpsim.plot.chart import Axis, Bars, Chart
@@ -325,7 +325,7 @@ def _reader_of(data: Figures) -> Callable[[Figures], _Study] | None:
 
 def _read(kind: type[Found | FoundService | Row], rows: Any) -> list[_Row]:
     """Rows of a study, each read back as what it was printed of."""
-    fields = [field.name for field in dataclasses.fields(kind)]
+    fields = [field.name for field in structs.fields(kind)]
     read = []
     try:
         for row in rows:

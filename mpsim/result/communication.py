@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
@@ -27,7 +27,7 @@ _EXACT = 2.0**53  # up to here whole ticks are exact
 _TOGETHER = 1 << 12  # transfers that are looked at together
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class CommunicationTime:
     """Time in which ranks communicate."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power
@@ -23,7 +23,7 @@ from mpsim.shipped import read_shipped
 IDLE = "idle"  # the part that boards would draw with nothing to do
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Energy:
     """Energy of a job from its kernels to the meter."""
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Intervals in which a compute stream stands idle, each counted as one part of the account."""
 
@@ -38,14 +38,14 @@ class Waits:
     @classmethod
     def join(cls, several: Sequence[Waits]) -> Waits:
         """All waits of several."""
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in structs.fields(cls)]
         return cls(
             **{name: np.concatenate([getattr(waits, name) for waits in several]) for name in names}
         )
 
     def where(self, chosen: Flags) -> Waits:
         """Some of them."""
-        columns = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)}
+        columns = {f.name: getattr(self, f.name)[chosen] for f in structs.fields(self)}
         return Waits(**columns)
 
     def add_to(self, parts: Floats) -> None:
@@ -106,11 +106,11 @@ def waits_before(timeline: Timeline, gaps: Waits, waiting: int) -> Waits:
         found.append(waits_of(left.where(~transfers), waiting, gate[~transfers]))
         left, gate = left.where(transfers), gate[transfers]
         since = np.clip(_ready(timeline, gate), left.start, left.end)
-        moving = dataclasses.replace(left, start=since)
+        moving = structs.replace(left, start=since)
         kept = moving.end > moving.start
         found.append(waits_of(moving.where(kept), program.part[gate[kept]], gate[kept]))
         # a transfer that others held up is followed to those
-        left = dataclasses.replace(left, end=since, row=gate)
+        left = structs.replace(left, end=since, row=gate)
         left = left.where(left.end > left.start)
     return Waits.join(found)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import kernel_times
@@ -23,7 +23,7 @@ from mpsim.units import percent
 _SHOWN = 12  # links
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinkUse(Shown):
     """Use of links over time."""
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class Memory(Shown):
     """Bytes of every pipeline rank (of every class of replicas that differ) when it is fullest."""
 
@@ -60,7 +60,7 @@ class Memory(Shown):
         return Sheet("", (Section(rows, header, tuple(range(len(header))), lines=(verdict,)),))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
     """Bytes that one rank holds over time."""
 
@@ -68,7 +68,7 @@ class MemoryCurve:
     held: Floats  # float64[E], from each moment to the next [B]
     # part of `held` that is there all the time: model states, buffers, overhead [B]
     standing: float
-    components: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    components: Mapping[str, Floats] = structs.field(default_factory=dict)
 
 
 def join_memory(parts: Sequence[Memory]) -> Memory:

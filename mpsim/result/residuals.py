@@ -21,7 +21,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
@@ -52,7 +52,7 @@ FASTEST_BY = ("accelerator", "format", "length", "model")
 EXACT = "exact: an order of actions has no residual"  # basis of an interval of no width
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Interval:
     """Range that holds the measured value in `LEVEL` of all cases, and the prediction always."""
 
@@ -102,7 +102,7 @@ class Interval:
         return [self.low, self.high]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Setting:
     """The attributes of a prediction that its residual depends on.
 
@@ -121,7 +121,7 @@ class Setting:
     # settings that matter (degrees, recomputation, ...) and were left open by the describer
     guessed: int = 0
     # of a step that was accounted: how much of it each of `PARTS` is
-    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, float] = structs.field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -150,7 +150,7 @@ class Setting:
         return next(shared, max(len(mine), len(names)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRuns:
     """Measured runs of one family that share every attribute, predicted."""
 
@@ -169,7 +169,7 @@ class MeasuredRuns:
         return max(1.0, size / self.largest) * min(1.0, size / self.smallest)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
     """Residuals of one figure."""
 
@@ -192,7 +192,7 @@ class Residuals:
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
     # a sweep's thousands of layouts of one model are equally far from everything
-    _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
+    _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = structs.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
 
@@ -288,7 +288,7 @@ class Residuals:
 
     def without(self, family: str) -> Residuals:
         """The same where nothing of a family was measured."""
-        return dataclasses.replace(self, runs=tuple(r for r in self.runs if r.family != family))
+        return structs.replace(self, runs=tuple(r for r in self.runs if r.family != family))
 
     @property
     def _widest(self) -> float:

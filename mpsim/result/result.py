@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from mpsim import accessors, archive, dataclasses
+from mpsim import accessors, archive, structs
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline
@@ -60,7 +60,7 @@ def told_of(scenario: Scenario) -> list[str]:
     return [*unused(scenario), *caps, *unlikely_nics(scenario.clusters)]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class JobResult(Shown, abc.ABC):
     """Result of any job: it has figures, draws itself, is saved and read again.
 
@@ -71,7 +71,7 @@ class JobResult(Shown, abc.ABC):
     """
 
     scenario: Scenario
-    saved_summary: Figures | None = dataclasses.field(default=None, kw_only=True)
+    saved_summary: Figures | None = structs.field(default=None, kw_only=True)
 
     @functools.cached_property
     def summary(self) -> Summary:
@@ -137,7 +137,7 @@ class JobResult(Shown, abc.ABC):
         return result(scenario, **fields, saved_summary=summary)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class Result(JobResult):
     """One simulated program, such as that of a training step (`mpsim.training.result`).
 
@@ -156,7 +156,7 @@ class Result(JobResult):
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
-    lane: Lane | None = dataclasses.field(default=None, kw_only=True)  # among steps beside it
+    lane: Lane | None = structs.field(default=None, kw_only=True)  # among steps beside it
 
     def measured(self, name: str, measure: Measure) -> Floats:
         """A figure of its rank classes, measured together with that of steps beside it."""

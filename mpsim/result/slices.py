@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
@@ -28,7 +28,7 @@ from mpsim.program import Program, Stream, Template, Vocabulary
 from mpsim.result.intervals import Waits
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class CommunicationSlices:
     """Slices as columns, ordered by rank, axis and start."""
 
@@ -49,7 +49,7 @@ class CommunicationSlices:
     def where(self, chosen: Flags | Ints) -> CommunicationSlices:
         """Some of them."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
-        return dataclasses.replace(self, **columns)
+        return structs.replace(self, **columns)
 
     @property
     def layer(self) -> Ints:
@@ -197,7 +197,7 @@ def _inside_actions(timeline: Timeline, wanted: Flags) -> Iterator[tuple[NDArray
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class _Inside:
     """Slices of one template, ticks since its row began."""
 

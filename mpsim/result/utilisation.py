@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Load
 from mpsim.engine.timeline import Timeline
@@ -19,7 +19,7 @@ from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """Shares over time, averaged over ranks."""
 
@@ -28,7 +28,7 @@ class Series:
     shares: Mapping[str, Floats]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class Utilisation(Shown):
     """Share of the step in which each resource of a rank works, by rank class [R]."""
 

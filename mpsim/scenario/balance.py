@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.framework import StageSplit
 from mpsim.memo import remembered
 from mpsim.schedule import schedule
@@ -22,7 +22,7 @@ _BISECTIONS: Final = 50  # of a limit of time: to 1e-15 of it
 _ROUNDING: Final = 1e-12  # of all work: sums of floats that are equal may differ so much
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Work:
     """Work of the places of a model, in the order a token passes them, in any unit."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeGuard, TypeVar, cas
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
 from mpsim.hardware import (
     GIVEN,
@@ -327,7 +327,7 @@ def _replaced(part: T, figures: Fields) -> T:
     if not changed:
         return part
     sources = {**part.sources, **dict.fromkeys(changed, GIVEN)}
-    return dataclasses.replace(part, **changed, sources=sources)
+    return structs.replace(part, **changed, sources=sources)
 
 
 def _accelerator(
@@ -365,15 +365,15 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
 def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:
     changed: Fields = {}
     if network := network_of(choice.fabric or FabricChoice(), folder):
-        changed["fabric"] = dataclasses.replace(cluster.fabric, **network)
+        changed["fabric"] = structs.replace(cluster.fabric, **network)
     if choice.placement is not None:
         given = choice.placement
         changed["placement"] = Placement(given) if isinstance(given, str) else given
     if choice.library is not None:
         changed["library"] = choice.library
     if choice.node_power is not None:
-        changed["node"] = dataclasses.replace(cluster.node, power_w=choice.node_power)
-    finished = dataclasses.replace(cluster, **changed) if changed else cluster
+        changed["node"] = structs.replace(cluster.node, power_w=choice.node_power)
+    finished = structs.replace(cluster, **changed) if changed else cluster
     finished.node_of(0)  # a given placement is checked when it is first used
     return finished
 
@@ -408,7 +408,7 @@ def _part(choice: ClusterChoice, part: PartChoice, key: str, folder: Folder) -> 
     try:
         return merged.resolve(lambda part_key: folder(_moved(part_key, key)))
     except ScenarioError as error:
-        moved = [dataclasses.replace(each, key=_moved(each.key, key)) for each in error.problems]
+        moved = [structs.replace(each, key=_moved(each.key, key)) for each in error.problems]
         raise ScenarioError(moved) from error
 
 
@@ -424,15 +424,15 @@ def alike(cluster: Cluster, other: Cluster) -> bool:
 
 def _bare(cluster: Cluster) -> Cluster:
     node = cluster.node
-    bare = dataclasses.replace(
+    bare = structs.replace(
         node,
         accelerator=_untold(node.accelerator),
         scale_up=_untold(node.scale_up),
         nic=_untold(node.nic),
     )
-    return dataclasses.replace(cluster, node=bare, sources={}, note="", max_nodes=None)
+    return structs.replace(cluster, node=bare, sources={}, note="", max_nodes=None)
 
 
 def _untold(part: T) -> T:
     """A part without where its figures come from."""
-    return dataclasses.replace(part, sources={}, note="", title="")
+    return structs.replace(part, sources={}, note="", title="")

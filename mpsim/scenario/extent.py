@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
 from mpsim.scenario.fields import Fields
 from mpsim.schedule import schedule
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _USUAL = 1000  # requests where nobody says how many
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Extent:
     """Estimated cost of simulating one scenario."""
 

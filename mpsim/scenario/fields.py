@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import pydantic
 from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.scenario.paths import expand_shorthand
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 
@@ -33,7 +33,7 @@ class Section(pydantic.BaseModel):
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Within:
     """A quantity with a unit, between two bounds."""
 
@@ -76,7 +76,7 @@ class Within:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class OneOf:
     """Text that is one of the names of a catalog, all of which are asked for to refuse another."""
 
@@ -104,7 +104,7 @@ class OneOf:
         return handler(self._literal)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Later:
     """A section whose model is imported when somebody writes one, as few scenarios do."""
 
@@ -129,7 +129,7 @@ class Later:
         return core_schema.no_info_plain_validator_function(self.validate)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Shorthand:
     """A mapping that may also be written as one word; `key` is where it stands in the scenario."""
 

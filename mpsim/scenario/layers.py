@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown
@@ -203,7 +203,7 @@ def ground(document: Document) -> Layers:
             else body
             for name, body in named.items()
         }
-    layers.lay(dataclasses.replace(document, data=unswept))
+    layers.lay(structs.replace(document, data=unswept))
     return layers
 
 
@@ -223,7 +223,7 @@ def _split(name: object) -> tuple[object, ...]:
 
 def _placed(problem: Problem, origin: Document, written: str) -> Problem:
     line, column = origin.place(written)
-    return dataclasses.replace(problem, file=origin.file, line=line, column=column)
+    return structs.replace(problem, file=origin.file, line=line, column=column)
 
 
 def _lay_file(
@@ -257,7 +257,7 @@ def _lay_file(
             except ScenarioError as error:
                 message = f"includes {include[:_SHOWN]!r}, which {error.problems[0].message}"
         if inner is None:
-            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            layers.problems.append(structs.replace(where, message=message, key="include"))
             if count[0] > MAX_FILES:
                 return
             continue

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Count, Fields, Name, Section
 from mpsim.workload import (
@@ -191,7 +191,7 @@ class ModelChoice(Section):
 
     def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
-        names = {field.name for field in dataclasses.fields(Transformer)} - {"name", *_PARTS}
+        names = {field.name for field in structs.fields(Transformer)} - {"name", *_PARTS}
         return {
             name: value
             for name in names & type(self).model_fields.keys()
@@ -251,7 +251,7 @@ def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fi
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:
             own = {key: value for key, value in section if value is not None}
-            parts[name] = dataclasses.replace(known, **own) if known else kind(**{**usual, **own})
+            parts[name] = structs.replace(known, **own) if known else kind(**{**usual, **own})
     return parts
 
 
@@ -285,7 +285,7 @@ def _modified(choice: ModelChoice) -> Transformer:
         given["name"] = choice.name
     fields = {**_derived(base, given), **given}
     fields |= _parts(choice, base, fields.get("ffn_hidden", base.ffn_hidden))
-    return dataclasses.replace(base, **fields) if fields else base
+    return structs.replace(base, **fields) if fields else base
 
 
 def _derived(base: Transformer, given: Fields) -> Fields:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
@@ -95,7 +95,7 @@ def _dumped(section: Section) -> Fields:
 @remembered(_PRESETS)
 def _figures(preset: Transformer | Framework) -> Fields:
     """Fields of a model or framework without sources, shared by points: do not change."""
-    fields = dataclasses.asdict(preset)
+    fields = structs.asdict(preset)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.hardware import LinkShape, system_names
 from mpsim.memo import remembered
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KEYS: Final = 1024  # of scenarios, whose rules stay ready
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Rule:
     """Keys, or sections with all their keys, that change nothing where every condition holds."""
 
@@ -190,4 +190,4 @@ def _without(scenario: Written, cuts: list[str]) -> Written:
             at = int(part) if isinstance(node, list) else part
             node[at] = node = expand_shorthand(join(*place[: depth + 1]), node[at])
         node.pop(last, None)
-    return type(scenario).of(dataclasses.replace(scenario.source, data=data))
+    return type(scenario).of(structs.replace(scenario.source, data=data))

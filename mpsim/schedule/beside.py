@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.schedule.orders import Action, Orders
 
 
@@ -37,7 +37,7 @@ def forwards_beside_backwards(orders: Orders) -> Orders:
     place[head], place[head + 1] = head + 1, head
     fused = np.zeros(len(orders), dtype=bool)
     fused[head] = True
-    return dataclasses.replace(
+    return structs.replace(
         orders,
         kind=orders.kind[place],
         stage=orders.stage[place],

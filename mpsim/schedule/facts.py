@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.description import Description, Figure
 from mpsim.errors import ScheduleError
 from mpsim.memo import remembered
@@ -20,7 +20,7 @@ from mpsim.schedule.orders import Orders
 _COMMON = ("pp", "microbatches", "virtual_stages")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Schedule:
     """The facts of one schedule.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import loop_map
@@ -61,7 +61,7 @@ def loop_orders(
         microbatch[rank_P, at] = microbatch_K
     virtual_stages = int(forward_chunk_K.max()) + 1
     orders = _on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
-    return dataclasses.replace(orders, exchanges=exchanges)
+    return structs.replace(orders, exchanges=exchanges)
 
 
 def split_loop_orders(

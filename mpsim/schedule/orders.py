@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.errors import ScheduleError
 
@@ -37,7 +37,7 @@ _BLOCK = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
 _NAMED_AT_MOST = 5
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Orders:
     """The action order of every rank, columnar.
 
@@ -184,7 +184,7 @@ class Orders:
         ranks = [np.arange(start, end) for start, end in itertools.pairwise(self.rank_ptr.tolist())]
         rows = np.concatenate([np.tile(rank, times) for rank in ranks])
         turn = np.concatenate([np.repeat(np.arange(times), len(rank)) for rank in ranks])
-        return dataclasses.replace(
+        return structs.replace(
             self,
             microbatches=self.microbatches * times,
             rank_ptr=self.rank_ptr * times,

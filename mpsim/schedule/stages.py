@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScheduleError
 
 
@@ -38,7 +38,7 @@ def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
     return np.concatenate([down, down[::-1]])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class TwoWay:
     """Stages 0 to P - 1 on ranks 0 to P - 1, the next P on ranks P - 1 to 0: two whole models."""
 

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.serving.cache import Blocks, Tier
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.running import Running
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules(EnginePreset):
     """How an engine forms iterations: its own settings, and what drafts add."""
 

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -25,7 +25,7 @@ _STEP = 1.15
 _SLOPES = 24
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ServiceBounds:
     """No simulation of the plan is better."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
@@ -17,7 +17,7 @@ from mpsim.shipped import read_shipped
 Scheduler: TypeAlias = Literal["budget", "prefill-first", "no-evict", "max-utilisation", "static"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePreset:
     """A serving engine of one era."""
 
@@ -122,7 +122,7 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
         return preset
     found = measured.under(f"serving.engines.{preset.name}")
     fields: dict[str, object] = {name: constant.value for name, constant in found}
-    return dataclasses.replace(preset, **fields)  # type: ignore[arg-type]
+    return structs.replace(preset, **fields)  # type: ignore[arg-type]
 
 
 def override(
@@ -144,7 +144,7 @@ def override(
         raise ScenarioError([Problem(text, f"{section}.engine.{f}") for f, text in wrong.items()])
     if "graph_sizes" in values:
         values["graph_sizes"] = tuple(sorted(parsed.graph_sizes))
-    return dataclasses.replace(preset, **values)  # type: ignore[arg-type]
+    return structs.replace(preset, **values)  # type: ignore[arg-type]
 
 
 def engine_for(words: str) -> EnginePreset | None:

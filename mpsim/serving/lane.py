@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import simpy
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
@@ -24,7 +24,7 @@ LONGEST_JUMP: Final = 4096  # iterations that are passed at once at most, so tha
 _COUNTING = np.arange(LONGEST_JUMP)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@structs.dataclass(slots=True, eq=False)
 class Lane:
     """One engine, or those of the ranks of an instance that act as one, with what wakes it."""
 
@@ -41,7 +41,7 @@ class Lane:
     touched: Callable[[], None] | None = None  # of several stages: who sees to it
     nudge: simpy.Event | None = None  # ends its sleep, or iterations that are passed at once
     # requests whose keys and values have come: taken up before the next iteration
-    arrived: list[int] = dataclasses.field(default_factory=list)
+    arrived: list[int] = structs.field(default_factory=list)
 
     @property
     def load(self) -> int:

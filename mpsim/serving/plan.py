@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster, host_of
@@ -40,7 +40,7 @@ _UNDIVIDED = 8  # ways of dividing an expert from which vLLM takes Triton's kern
 _STREAM = 17  # of the seed: the requests are drawn from others
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ServiceMemory:
     """Memory of the fullest accelerator of an instance, by its use [B]."""
 
@@ -71,7 +71,7 @@ class Outage(NamedTuple):
 _INSTANCES = ("tp", "cp", "ep", "pp", "dp")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@structs.dataclass(frozen=True, kw_only=True)
 class ServicePlan:
     """Everything about a service resolved, nothing timed."""
 
@@ -170,7 +170,7 @@ class ServicePlan:
     def rank_rules(self) -> BatchRules:
         """How one of them forms iterations."""
         rules, ranks = self.rules, self.ranks
-        return dataclasses.replace(
+        return structs.replace(
             rules,
             max_sequences=max(1, rules.max_sequences // ranks),
             max_tokens=max(1, rules.max_tokens // ranks),
@@ -270,7 +270,7 @@ class ServicePlan:
         form = FORMATS[self.weights]
         if form.compute in self.cluster.accelerator.peak_flops:
             return form
-        return dataclasses.replace(form, compute="bf16", precision="")
+        return structs.replace(form, compute="bf16", precision="")
 
     @functools.cached_property
     def work(self) -> RankWork:
@@ -536,7 +536,7 @@ class ServicePlan:
             section, field = key.split(".")
             for value in values:
                 given: dict[str, Any] = {field: value, "prefill": None}
-                if dataclasses.replace(self, **given).memory.blocks * self.engine.block >= length:
+                if structs.replace(self, **given).memory.blocks * self.engine.block >= length:
                     fitting.append(f"{pool or f'{section}.'}{field}: {value}")
                     break
         return f"it would fit with {' or '.join(fitting)}" if fitting else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster, accelerator
 from mpsim.scenario import Scenario
@@ -23,7 +23,7 @@ def make_service(scenario: Scenario) -> ServicePlan:
     *before, plan = (_plan(scenario, pool, key) for key, pool in scenario.pools.items())
     if apart is not None:
         sampler = apart.first_token == "decode"
-        plan = dataclasses.replace(plan, prefill=before[0], samples_first=sampler)
+        plan = structs.replace(plan, prefill=before[0], samples_first=sampler)
     blocks = (problem for pool in plan.pools.values() for problem in _too_many_blocks(pool))
     if problems := [*plan.problems(), *blocks]:
         raise ScenarioError(scenario.locate(problems))
@@ -48,9 +48,9 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
     if pool.accelerator is not None:
         chip = accelerator(pool.accelerator)
         if pool.price_per_hour is not None:
-            chip = dataclasses.replace(chip, price_per_hour=pool.price_per_hour)
-        node = dataclasses.replace(cluster.node, accelerator=chip)
-        cluster = dataclasses.replace(cluster, node=node)
+            chip = structs.replace(chip, price_per_hour=pool.price_per_hour)
+        node = structs.replace(cluster.node, accelerator=chip)
+        cluster = structs.replace(cluster, node=node)
     if serving.disaggregated is None and serving.replicas is None:
         replicas = max(1, scenario.world_size // (pool.tp * pool.pp))
     return ServicePlan(

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import KernelModel
 from mpsim.hardware import Cluster
@@ -43,7 +43,7 @@ _NONE = np.zeros(1)
 _BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
 
 
-@dataclasses.dataclass(eq=False)
+@structs.dataclass(eq=False)
 class IterationPrices:
     """Seconds of iterations of one instance.
 
@@ -75,7 +75,7 @@ class IterationPrices:
         self._floors = self._launches, max(self._launches, experts)  # without prompts, and with
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
-            self._drafting = dataclasses.replace(self, work=draft.work, draft=None)
+            self._drafting = structs.replace(self, work=draft.work, draft=None)
         # more tokens never take less time: whoever has fewer may pad them
         parts = self.parts(_GRID)
         self._table = np.maximum.accumulate(sum(parts.values())).tolist()
@@ -352,7 +352,7 @@ class Products:
         chip = cluster.accelerator
         self._experts = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
         self._cast_time, self._padding, self._clocks = cast_time, padding, clocks
-        self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
+        self._chip = structs.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
         self._kernels: dict[str, KernelModel] = {}
 

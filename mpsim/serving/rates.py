@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster, shift_of
 from mpsim.nouns import Seconds, read
@@ -18,7 +18,7 @@ from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Rates of one accelerator as kernels of serving reach them."""
 
@@ -84,7 +84,7 @@ def rates_of(cluster: Cluster) -> Rates:
     measured = rates if chip.calibration is None else replaced(rates, chip.calibration)
     board = Board(chip)  # a power cap or a lock of the clock leaves less
     attention, streams = board.rate(Load.ATTENTION), board.rate(Load.STREAMS)
-    return dataclasses.replace(
+    return structs.replace(
         measured,
         bandwidth=measured.bandwidth * streams,
         attention_compute=measured.attention_compute * attention,
@@ -99,7 +99,7 @@ def replaced(rates: Rates, measured: Calibration) -> Rates:
         found = {form: constant.value for form, constant in measured.under(f"serving.{name}")}
         if found:
             fields[name] = {**getattr(rates, name), **found}
-    return dataclasses.replace(rates, **fields)  # type: ignore[arg-type]
+    return structs.replace(rates, **fields)  # type: ignore[arg-type]
 
 
 class Reductions:

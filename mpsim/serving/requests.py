@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 
 TIMES = ("arrival", "started", "first", "last")  # of every request, columns of `Served`
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Requests:
     """A stream of requests, in order of arrival."""
 
@@ -67,7 +67,7 @@ class Requests:
         return Requests(arrival, prompt, output, tuple(hashes) or None, self.unit)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """When every request was served, and every iteration ran."""
 
@@ -92,7 +92,7 @@ class Served:
     # by pool: time in which batches lacked ``cache`` or waited for a ``transfer``, their sum [s]
     stalled: tuple[Mapping[str, float], ...] = ()
     # ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``: float64[T]
-    transfers: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    transfers: Mapping[str, Floats] = structs.field(default_factory=dict)
     moved: int = 0  # requests that an instance lost to an outage, each time
     # with autoscaling, each instance and from when to when it ran [s]
     running: tuple[tuple[int, float, float], ...] = ()

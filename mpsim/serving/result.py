@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from mpsim import accessors, archive, dataclasses
+from mpsim import accessors, archive, structs
 from mpsim.errors import ScenarioError
 from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TAIL = 0.99
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class ServiceResult(JobResult):
     """One simulated service."""
 
@@ -161,10 +161,10 @@ def _serve_workload(
     sent = int(np.isfinite(served.arrival).sum())
     # the others were never sent
     times = {name: getattr(served, name)[:sent] for name in TIMES}
-    return requests.first(sent), dataclasses.replace(served, **times)
+    return requests.first(sent), structs.replace(served, **times)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ServedPoint:
     """A service of which something was measured."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.scenario.serving import Workload
 from mpsim.serving.requests import TIMES, Requests, Served
@@ -28,7 +28,7 @@ def in_sessions(workload: Workload, drawn: Requests) -> Requests:
     prompt = grown - before - drawn.output
     last = ((number + 1) % turns == 0) | (number + 1 == len(drawn))
     unshared = turns == 1 and not workload.shared_prefix
-    return dataclasses.replace(
+    return structs.replace(
         drawn,
         prompt=prompt,
         hashes=None if unshared else _units(workload, prompt + drawn.output, session),
@@ -61,7 +61,7 @@ def as_they_came(requests: Requests, served: Served) -> tuple[Requests, Served]:
     if len(moves.get("request", ())):
         moves["request"] = place[moves["request"].astype(int)].astype(float)
     follows = requests.following[order]
-    came = dataclasses.replace(
+    came = structs.replace(
         requests,
         arrival=times["arrival"],
         prompt=requests.prompt[order],
@@ -70,4 +70,4 @@ def as_they_came(requests: Requests, served: Served) -> tuple[Requests, Served]:
         following=np.where(follows < 0, -1, place[follows]),
         think=None if requests.think is None else requests.think[order],
     )
-    return came, dataclasses.replace(served, **times, transfers=moves)
+    return came, structs.replace(served, **times, transfers=moves)

@@ -16,7 +16,7 @@ import itertools
 import math
 import operator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
 
@@ -24,7 +24,7 @@ HEADS = "mtp"  # a layer of the model's own kind with its head drafts
 N_GRAM = "n-gram"  # tokens are looked up in what was said before
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Draft:
     """Drafted tokens of every decoding sequence in each iteration."""
 
@@ -48,5 +48,5 @@ def last_layer(model: Transformer) -> Transformer:
     """The last layer of a model with its embedding and its head."""
     moe = model.moe
     if moe is not None:
-        moe = dataclasses.replace(moe, dense_layers=0, every=1)
-    return dataclasses.replace(model, layers=1, mtp_layers=0, moe=moe, full_every=0)
+        moe = structs.replace(moe, dense_layers=0, every=1)
+    return structs.replace(model, layers=1, mtp_layers=0, moe=moe, full_every=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.scenario.extent import expected_requests
 from mpsim.scenario.fields import LengthChoice
@@ -51,7 +51,7 @@ class Stream:
             page = draw_requests(
                 load.model_copy(update=free), seed=(self._seed, number), count=size, first=done
             )
-            page = dataclasses.replace(page, arrival=page.arrival + last)
+            page = structs.replace(page, arrival=page.arrival + last)
             last, done = float(page.arrival[-1]), done + size
             if load.duration is not None and last > load.duration:
                 page = page.first(int((page.arrival <= load.duration).sum()))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
 from mpsim.result.words import Figures
@@ -146,7 +146,7 @@ def _speculation(plan: ServicePlan) -> Figures:
 
 def _pool_figures(plan: ServicePlan, sums: RowSums) -> Figures:
     """How full the batches and the cache of a pool are, and its memory."""
-    memory = dataclasses.asdict(plan.memory)
+    memory = structs.asdict(plan.memory)
     del memory["block_bytes"]
     each = max(1, plan.blocks // plan.pp)
     used = {name: value / each for name, value in sums.over_time("used").items()}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import simpy
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.engine.contention import SharedLinks
 from mpsim.hardware import Cluster
@@ -26,7 +26,7 @@ from mpsim.serving.lane import Lane
 _OUT, _IN = 0, 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class CachePath:
     """The way from one instance to another."""
 

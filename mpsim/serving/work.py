@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.parallel import Sharding, shard
 from mpsim.parallel.experts import busiest_rank, expected_maximum
@@ -30,7 +30,7 @@ from mpsim.workload import (
 from mpsim.workload.transformer import LayerKind
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Format:
     """How weights are stored and multiplied."""
 
@@ -45,7 +45,7 @@ class Format:
         return self.bytes < 1.0 and self.compute == "bf16"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Linear:
     """Matrices of one shape that all tokens of an iteration pass."""
 
@@ -61,7 +61,7 @@ class Linear:
         return float(self.product.n * self.product.k)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ExpertWork:
     """Routed experts of equal layers."""
 
@@ -107,7 +107,7 @@ class ExpertWork:
         return np.maximum(1.0 - missed, share)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Attention:
     """Attention of equal layers on one rank."""
 
@@ -127,7 +127,7 @@ class Attention:
     latent: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class StateWork:
     """State mixers of equal layers on one rank."""
 
@@ -139,7 +139,7 @@ class StateWork:
     token_bytes: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class RankWork:
     """All that one rank of the fullest stage does in an iteration."""
 
@@ -254,7 +254,7 @@ class RankWork:
 def _products(model: Transformer, kind: str, tp: int) -> list[Operator]:
     """Products of a layer for one token, before they are divided among `tp` ranks of heads."""
     if model.mla is None and model.kv_heads < tp:  # fewer key-value heads than ranks: each has one
-        model = dataclasses.replace(model, kv_heads=tp)
+        model = structs.replace(model, kv_heads=tp)
     layer = expand_layer(model, Lowering(), sequences=1, sequence_length=1, kind=kind)
     products = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
     return [o for o in layer.forward if o.kind in products and not o.in_attention_core]
@@ -292,7 +292,7 @@ def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Att
     if mla is None:
         return whole
     latent = mla.kv_lora_rank + mla.qk_rope_head_dim
-    return dataclasses.replace(
+    return structs.replace(
         whole,
         kv_heads=1.0,
         key_width=mla.qk_head_dim,

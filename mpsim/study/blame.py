@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.chains import precedence
@@ -26,7 +26,7 @@ from mpsim.training.vocabulary import Kind
 TRANSFERS = "transfers"  # the cause that is no rank: messages and collectives on their way
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Blame:
     """Waiting by who caused it and who suffered it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular
@@ -38,7 +38,7 @@ _SIDES = ("a", "b", "difference", "relative")
 _TOLD, _LONGEST = 4, 60  # changes that are spelled out, characters of a value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Difference:
     """One figure of both results; None where a result has none."""
 
@@ -89,7 +89,7 @@ def most_of(parts: Iterable[Difference], change: float) -> str:
     return f"; most of it is {largest.name.replace('_', ' ')} ({more})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown, Tabular):
     """Result b against result a."""
 
@@ -103,7 +103,7 @@ class Comparison(Shown, Tabular):
     ratio: Ratio | None = None
     whole: str = "step_time_s"  # figure that the parts sum to
     # what both scenarios say of each dotted key that differs; None where one says nothing
-    changes: Mapping[str, tuple[object, object]] = dataclasses.field(default_factory=dict)
+    changes: Mapping[str, tuple[object, object]] = structs.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     peaks: str = ""  # which peaks MFU is a share of, where not both are those of 16 bits
 

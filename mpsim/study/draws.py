@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.parallel import FOLDED, Mesh
@@ -63,7 +63,7 @@ def peers_of(program: Program, mesh: Mesh) -> int:
 def folded_actions(program: Program) -> Program:
     """A program in which an action is a row like any other, so that it can be unfolded."""
     nowhere = np.full(len(program), -1, dtype=np.int32)
-    return dataclasses.replace(program, templates=(), template=nowhere)
+    return structs.replace(program, templates=(), template=nowhere)
 
 
 class Steps:
@@ -92,7 +92,7 @@ class Steps:
         alone = None if touched is None else {"dp": list(touched)}
         unfolding = Unfolding(folded_actions(fine), {"dp": replicas}, touched=alone)
         each = Unfolding(folded_actions(program), {"dp": replicas}, touched=alone).count
-        self.program = dataclasses.replace(
+        self.program = structs.replace(
             unfolding.program(),
             templates=fine.templates,
             template=np.repeat(fine.template, unfolding.count),
@@ -105,7 +105,7 @@ class Steps:
         self.coarse = (np.cumsum(each) - each)[self.row] + copy
         self.links = None if links is None else _unfolded(links, fine, self.program, unfolding)
         if (held := self._devices) is not None:
-            self._devices = dataclasses.replace(
+            self._devices = structs.replace(
                 held,
                 program=self.program,
                 computes=np.repeat(held.computes, unfolding.count),
@@ -124,14 +124,14 @@ class Steps:
         """
         links, devices = self.links, self._devices
         duration = np.rint(self.program.duration * scale)
-        program = dataclasses.replace(self.program, duration=duration)
+        program = structs.replace(self.program, duration=duration)
         if links is not None:
             # a transfer holds its links as long as it takes, at the rate that it had
             work = np.minimum(np.rint(links.work * scale), duration)
             capacity = links.capacity if narrow is None else links.capacity / narrow
-            links = dataclasses.replace(links, work=work, capacity=capacity)
+            links = structs.replace(links, work=work, capacity=capacity)
         if devices is not None:
-            return run_interfering(dataclasses.replace(devices, program=program), links)
+            return run_interfering(structs.replace(devices, program=program), links)
         return run(program, "simpy", links)
 
     def thinned(self, thin: Floats) -> Floats:

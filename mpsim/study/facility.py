@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of
@@ -25,7 +25,7 @@ _PACKAGE = "mpsim.study.data"
 _MOST = 1e9  # kg of carbon a kWh, or PUE: more is a slip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Rate:
     """Price of one accelerator for an hour."""
 
@@ -44,7 +44,7 @@ class Rate:
         return 0.0 if own else float(read_shipped(_PACKAGE, "prices.yaml")["spread"])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Facility:
     """The room around the accelerators."""
 

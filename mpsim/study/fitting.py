@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.result.residuals import LEVEL
 from mpsim.scenario import Scenario
@@ -21,7 +21,7 @@ _MOST = 3
 Values: TypeAlias = Mapping[str, object]  # new values by dotted key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Change:
     """A change after which the scenario fits."""
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.arrays import Floats, Ints
 from mpsim.errors import ScenarioError
@@ -50,7 +50,7 @@ class GoodputCurve(NamedTuple):
     best: Mapping[str, float]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Goodput(Shown, Tabular):
     """Shares of the time by what became of it."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.limits import is_unlimited, refuse_large
 from mpsim.scenario import Scenario
@@ -86,7 +86,7 @@ def combinations(values: Mapping[str, Sequence[object]]) -> Product:
     return grid
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Points:
     """Points of a sweep."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular, named
@@ -46,14 +46,14 @@ _LEAST_SHARE = 0.1  # of the time, below which a training is not carried on
 _APART = 3.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """Figures of a plan beside its scenario."""
 
     facility: Facility
     offer: str = "on-demand"  # kind of price, one of `mpsim.study.facility.OFFERS`
     # a user's own prices by accelerator [USD/h]
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, float] = structs.field(default_factory=dict)
     failures: float = 1.0  # multiplier on the published failure rates of components
     # from an interruption to the first step [s]; assumed when left out
     restart: float | None = None
@@ -62,7 +62,7 @@ class Assumptions:
     interval: float | None = None  # work between checkpoints [s]; what is practice when left out
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Training(Shown):
     """One whole training."""
 
@@ -134,7 +134,7 @@ class Training(Shown):
             if math.isfinite(self.daly_interval_s)
             else None,
             "interruptions": self.interruptions,
-            "usd_per_gpu_hour": None if self.rate is None else dataclasses.asdict(self.rate),
+            "usd_per_gpu_hour": None if self.rate is None else structs.asdict(self.rate),
             "fits_memory": self.fits,
             "fits_probability": self.fits_probability,
             "interval": {
@@ -239,7 +239,7 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
     return math.exp(-low), math.exp(high)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Plans(Shown, Tabular):
     """Plans of the same training on different hardware or layouts."""
 
@@ -296,7 +296,7 @@ class Plans(Shown, Tabular):
         full = lead.sheet(facility=self.facility) if lead else Sheet("", ())
         if not several:
             return full
-        below = (dataclasses.replace(part, title=full.title) for part in full.sections)
+        below = (structs.replace(part, title=full.title) for part in full.sections)
         return Sheet("", (self._side_by_side(), *below))
 
     def _side_by_side(self) -> Section:
@@ -387,9 +387,7 @@ def plan(
                 base = _base(scenario, values)
                 laid, cut = (usual(base), ()) if search is None else _searched(base, search)
                 result = simulate_step(base.with_values(laid))
-                of = dataclasses.replace(
-                    told(result.headline), guessed=len(laid.keys() & {*GUESSED})
-                )
+                of = structs.replace(told(result.headline), guessed=len(laid.keys() & {*GUESSED}))
                 row = plan_training(result, tokens, assumed, setting=of if search is None else None)
             except MpsimError as error:
                 if len(combinations) == 1:
@@ -397,7 +395,7 @@ def plan(
                 failed.append((values, str(error).partition("\n")[0]))
             else:
                 said = (*cut, *row.warnings)
-                rows.append(dataclasses.replace(row, values={**values, **laid}, warnings=said))
+                rows.append(structs.replace(row, values={**values, **laid}, warnings=said))
             if progress:
                 progress(len(rows) + len(failed), len(combinations))
     except KeyboardInterrupt:

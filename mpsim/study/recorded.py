@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep
 from mpsim.frame import named
@@ -21,7 +21,7 @@ from mpsim.units import percent
 _LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ActionPair:
     """One action of a pipeline, simulated and recorded."""
 
@@ -43,7 +43,7 @@ class KindPair(NamedTuple):
     recorded_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RecordedComparison(Shown):
     """A recorded step against a simulated one."""
 
@@ -116,7 +116,7 @@ class RecordedComparison(Shown):
             **named(self, "scenario", "recording", "explanation"),
             "step_time_s": self.step.to_json(),
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
-            "actions": [dataclasses.asdict(pair) for pair in self.actions],
+            "actions": [structs.asdict(pair) for pair in self.actions],
             "same_order": dict(self.same_order),
             "clock_offsets_s": list(self.offsets_s),
         }

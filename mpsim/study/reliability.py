@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
@@ -15,7 +15,7 @@ _HOUR = 3600.0
 _HARDWARE = ("accelerator", "nic", "link", "host")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
     """Rates of failures, and the times it takes to go on."""
 
@@ -36,7 +36,7 @@ class Reliability:
 
     def failing(self, times: float) -> Reliability:
         """The same with so many times the failures."""
-        return dataclasses.replace(
+        return structs.replace(
             self, hardware_rate=times * self.hardware_rate, job_rate=times * self.job_rate
         )
 
@@ -74,7 +74,7 @@ class Reliability:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Checkpoints: their size, and the time they take."""
 
@@ -108,7 +108,7 @@ class Checkpoint:
 
 
 def _check_finite(given: Reliability | Checkpoint, lead: str = "") -> None:
-    for name, value in dataclasses.asdict(given).items():
+    for name, value in structs.asdict(given).items():
         if not (math.isfinite(value) and value >= 0):
             raise ScenarioError(f"{lead}{name} is {value!r}; needed a finite number of at least 0")
 

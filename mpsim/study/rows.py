@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar, overload
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.result.words import odds_words
@@ -37,7 +37,7 @@ SERVICE_COLUMNS = (
 """The same of a service; after a dot a figure of a latency."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One combination of a sweep."""
 
@@ -103,7 +103,7 @@ def column_of(name: str) -> str:
     return f"{head.removesuffix('_s')}_{which}_s" if head.endswith("_s") else f"{head}_{which}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Sweep(Shown, Tabular):
     """The results of a sweep, one row a combination."""
 
@@ -202,7 +202,7 @@ class Sweep(Shown, Tabular):
         return {
             "scenario": self.scenario,
             "keys": list(self.keys),
-            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "rows": [structs.asdict(row) for row in self.rows],
             "ties": [dict(row.values) for row in self.ties],
             "interrupted": self.interrupted,
         }

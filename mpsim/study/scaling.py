@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular
@@ -21,7 +21,7 @@ _LEAST = 0.0005  # share of the step
 MODES = ("strong", "weak")  # strong: the global batch stays; weak: it grows with the accelerators
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Scaled:
     """One size of a cluster."""
 
@@ -46,7 +46,7 @@ class Scaled:
         return {name: float(seconds) / step for name, seconds in parts.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Scale(Shown, Tabular):
     """A scenario at several sizes of its cluster."""
 

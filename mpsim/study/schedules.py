@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.frame import named
@@ -24,7 +24,7 @@ _SPANS = ("makespan", "max_rank_span", "bubble_fraction", "bubble_over_ideal")
 _COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of them
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Times:
     """Times of the actions of one chunk, exact, in any one unit."""
 
@@ -50,15 +50,15 @@ class Times:
     @property
     def ticks(self) -> tuple[float, ...]:
         """Forward, input gradient, weight gradient and message [1 / scale]."""
-        return tuple(float(time * self.scale) for time in dataclasses.astuple(self))
+        return tuple(float(time * self.scale) for time in structs.astuple(self))
 
     @property
     def scale(self) -> int:
         """Ticks in a unit that make all times whole."""
-        return math.lcm(*(time.denominator for time in dataclasses.astuple(self)))
+        return math.lcm(*(time.denominator for time in structs.astuple(self)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class TimedSchedule:
     """Orders, and when each action runs."""
 
@@ -192,7 +192,7 @@ def schedule_times(
     return time_schedule(orders, times, overlap=overlap)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class SynthesisedSchedule:
     """Orders the synthesiser found, and how good they are."""
 
@@ -300,7 +300,7 @@ def _synthesise(
     best = min(found, key=lambda synthesis: synthesis.makespan)
     named = [synthesis.best_named for synthesis in found if synthesis.best_named]
     schedule, makespan = min(named, key=lambda known: known[1], default=("", 0.0))
-    return dataclasses.replace(
+    return structs.replace(
         best,
         makespan=best.makespan / scale,
         lower_bound=min(synthesis.lower_bound for synthesis in found) / scale,
@@ -308,7 +308,7 @@ def _synthesise(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class ScheduleChoice:
     """One schedule of a comparison; `timed` is None where `reason` says why it cannot be used."""
 

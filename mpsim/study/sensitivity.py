@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawn, chart
 from mpsim.arrays import Floats
 from mpsim.cost import CollectiveModel, KernelModel
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _NEXT_TO_NOTHING = 1.0  # one byte: what is left is latency
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Parameter:
     """Something of the hardware or of the software that has a size."""
 
@@ -97,7 +97,7 @@ def _software(plan: Plan) -> Iterator[Parameter]:
     if waited := PlanCosts(plan).straggling():
 
         def straggles(factor: float) -> PlanCosts:
-            return PlanCosts(dataclasses.replace(plan, straggling=plan.straggling * factor))
+            return PlanCosts(structs.replace(plan, straggling=plan.straggling * factor))
 
         yield Parameter(
             "straggling", "software", format_quantity(waited, Dimension.TIME), straggles
@@ -143,7 +143,7 @@ def _times(holder: T, path: str, factor: float) -> T:
         new = {key: each * factor for key, each in size.items()}
     else:
         new = size * factor
-    return cast(T, dataclasses.replace(cast(Any, holder), **{name: new}))
+    return cast(T, structs.replace(cast(Any, holder), **{name: new}))
 
 
 def _with_node(plan: Plan, old: Node, path: str, factor: float) -> PlanCosts:
@@ -151,18 +151,17 @@ def _with_node(plan: Plan, old: Node, path: str, factor: float) -> PlanCosts:
     new = _times(old, path, factor)
 
     def changed(cluster: Cluster) -> Cluster:
-        return dataclasses.replace(cluster, node=new) if cluster.node == old else cluster
+        return structs.replace(cluster, node=new) if cluster.node == old else cluster
 
-    layout = dataclasses.replace(
+    layout = structs.replace(
         plan.layout,
         cluster=changed(plan.layout.cluster),
         stage_clusters=tuple(map(changed, plan.layout.stage_clusters)),
     )
     classes = tuple(
-        dataclasses.replace(replicas, cluster=changed(replicas.cluster))
-        for replicas in plan.classes
+        structs.replace(replicas, cluster=changed(replicas.cluster)) for replicas in plan.classes
     )
-    return PlanCosts(dataclasses.replace(plan, layout=layout, classes=classes))
+    return PlanCosts(structs.replace(plan, layout=layout, classes=classes))
 
 
 def _launch(plan: Plan, node: Node) -> float:
@@ -227,7 +226,7 @@ class _Launches:
 _STEP = 0.01  # one per cent each way: well above rounding to ticks, well below most kinks
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Elasticity:
     """Elasticity of the step time in one parameter."""
 
@@ -241,7 +240,7 @@ class Elasticity:
     elasticity: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Sensitivity(Shown, Tabular):
     """Elasticities of one step, the strongest first."""
 
@@ -255,7 +254,7 @@ class Sensitivity(Shown, Tabular):
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return dataclasses.asdict(self)
+        return structs.asdict(self)
 
     def plot(self, ax: object = None) -> Drawn:
         """Draw a tornado, on axes if there are any."""
@@ -263,7 +262,7 @@ class Sensitivity(Shown, Tabular):
 
     def table(self) -> list[dict[str, object]]:
         """One mapping a parameter."""
-        return [dataclasses.asdict(row) for row in self.rows]
+        return [structs.asdict(row) for row in self.rows]
 
     def sheet(self) -> Sheet:
         """Elasticities, the strongest first, as ``mpsim run --sensitivity`` prints them."""

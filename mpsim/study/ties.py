@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.result.residuals import HALF_WIDTH, LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 
@@ -25,7 +25,7 @@ def front_of(rows: Iterable[T], figures: Callable[[T], tuple[float, ...]]) -> tu
     return tuple(front.values())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Ratio:
     """A number of b over that of a, with its 80 % interval."""
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import reduce_template
@@ -57,7 +57,7 @@ _CONFIDENCE = 0.95
 _EXPERTS = "experts"  # how the names of their kernels begin
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Percentile:
     """A percentile of the step time with its confidence interval."""
 
@@ -69,7 +69,7 @@ class Percentile:
     high_s: float | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VariedSteps(Shown):
     """Step times that vary, and who is to blame for waiting in the first of them."""
 
@@ -117,7 +117,7 @@ class VariedSteps(Shown):
         return {
             "samples": len(self.step_times_s),
             **named(self, "seed", "undisturbed_s", "mean_s", "slowdown"),
-            "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
+            "percentiles": [structs.asdict(percentile) for percentile in self.percentiles()],
             "blame": self.blame.to_json(),
         }
 
@@ -237,7 +237,7 @@ class _Machine:
         folded = f" dp 0{_FOLDED}" if self._replicas == 1 < self._dp else _FOLDED
         names = tuple(name.replace(folded, "") for name in unfolded.rank_name)
         sizes = unfolded.class_size * self._peers
-        return dataclasses.replace(unfolded, rank_name=names, class_size=sizes)
+        return structs.replace(unfolded, rank_name=names, class_size=sizes)
 
     def undisturbed(self) -> Timeline:
         """The step of a machine without variation."""
@@ -262,7 +262,7 @@ class _Machine:
 
     def _replayed(self, duration: Floats) -> Timeline:
         start, end = self._structure.replay(duration)
-        program = dataclasses.replace(self.program, duration=duration)
+        program = structs.replace(self.program, duration=duration)
         return Timeline(program=program, start=start, end=end, engine="replay")
 
     @property

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
@@ -67,7 +67,7 @@ def _waits_at_end(timeline: Timeline, gaps: Waits) -> Iterator[Waits]:
     end = np.minimum(gaps.end, timeline.per_rank(lambda each: each.last)[gaps.rank])
     split = np.clip(timeline.per_rank(_flush)[gaps.rank], gaps.start, end)
     behind, before, after = (
-        dataclasses.replace(gaps, start=since, end=until).where(until > since)
+        structs.replace(gaps, start=since, end=until).where(until > since)
         for since, until in (
             (np.maximum(gaps.start, end), gaps.end),
             (gaps.start, split),

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import StageCosts
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
@@ -58,7 +58,7 @@ class Block(NamedTuple):
     trained_experts: float = 0.0  # those of `experts` that train
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
     """A template before it is priced: all that no cost model decides."""
 
@@ -313,7 +313,7 @@ class Blocks:
         if not self._plan.reference:
             return []
         base = tuple(each for each in expansion.forward if each.role not in ADAPTERS)
-        frozen = dataclasses.replace(expansion, forward=base)
+        frozen = structs.replace(expansion, forward=base)
         return block_forward(frozen, self._plan.sharding)
 
     def _share(self, part: str, again: Recompute) -> float:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
@@ -32,7 +32,7 @@ _WARM_UP, _DRAIN, _IMBALANCE, _MESSAGE = range(len(CAUSES))
 _BUBBLE = PARTS.index("bubble")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class BubbleCauses:
     """Intervals of the bubble, each of one cause."""
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.cost import copy_seconds, update_seconds
 from mpsim.errors import ScenarioError
@@ -73,7 +73,7 @@ def build_program(
     return held_to_links(program, plan)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """All that decides the graph of a step: plans of one shape differ in what its rows cost."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.framework import framework_line
 from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory
@@ -79,14 +79,12 @@ def of_layout(
     """The setting of the same model, machine and software in another layout."""
     axes = ", ".join(f"{axis} {degrees[axis]}" for axis in ("tp", "pp", "cp", "ep", "dp"))
     rest = f"{micro_batch} a microbatch, zero {zero}, {schedule}, recompute {recompute}"
-    return dataclasses.replace(
-        setting, labels={**setting.labels, "layout": (axes,), "rest": (rest,)}
-    )
+    return structs.replace(setting, labels={**setting.labels, "layout": (axes,), "rest": (rest,)})
 
 
 def seen_as(setting: Setting, seen: str) -> Setting:
     """The setting of a peak read as ``memory`` of the device, ``reserved`` or ``allocated``."""
-    return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
+    return structs.replace(setting, labels={**setting.labels, "seen": (seen,)})
 
 
 def residuals_of(setting: Setting) -> Residuals:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
@@ -40,7 +40,7 @@ _LEAST = 32  # microbatches of it
 _TIMES = 4  # so many times as long is the whole at least
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Lengths:
     """Microbatches of the two short steps, and the whole step's periods beyond the first."""
 
@@ -148,11 +148,11 @@ class _Counted(TrainingResult):
     ) -> _Counted:
         """The step with `further` periods, each of so many ticks."""
         timeline = longer.timeline
-        whole = dataclasses.replace(timeline, end=timeline.end + further * ticks)
+        whole = structs.replace(timeline, end=timeline.end + further * ticks)
         counted = cls(
             **{
                 field.name: getattr(longer, field.name)
-                for field in dataclasses.fields(longer)
+                for field in structs.fields(longer)
                 if field.name != "timeline"
             },
             timeline=whole,

@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.cost import COLLECTIVES
 from mpsim.framework import BlockingSends, PipelineBehaviour
@@ -41,7 +41,7 @@ MESSAGES = ("send activation", "send gradient")
 stage that sends."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class PipelineRows:
     """Where the actions went: first and last row of each."""
 
@@ -49,7 +49,7 @@ class PipelineRows:
     last: Ints
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Messages:
     """Action of producer and consumer of each message [X], its direction (1: gradient)."""
 

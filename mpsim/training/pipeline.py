@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScheduleError
 from mpsim.program.program import Program, Stream
 from mpsim.program.rows import Prices, Rows
@@ -212,10 +212,10 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     if plan.classes:
         searched_parts = [with_timed_orders(part.plan, part).orders for part in costs.parts]
         classes = tuple(
-            dataclasses.replace(replicas, orders=orders)
+            structs.replace(replicas, orders=orders)
             for replicas, orders in zip(plan.classes, searched_parts, strict=True)
         )
-        return dataclasses.replace(plan, classes=classes, orders=classes[0].orders)
+        return structs.replace(plan, classes=classes, orders=classes[0].orders)
     times = action_times(plan, costs)
     options: dict[str, object] = {"times": times[:3]}
     if "send" in schedule(plan.schedule).options:
@@ -228,4 +228,4 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
         flushes=orders.flushes,
         **options,  # type: ignore[arg-type]
     )
-    return dataclasses.replace(plan, orders=searched.validate())
+    return structs.replace(plan, orders=searched.validate())

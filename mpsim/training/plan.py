@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.archive import Saved
 from mpsim.arrays import Ints
 from mpsim.framework import ExpertOverlap
@@ -19,7 +19,7 @@ SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 """Values of `Plan.zero` from which gradients and parameters are sharded."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class ReplicaClass:
     """Data-parallel replicas that have the same nodes and run the same microbatches."""
 
@@ -28,7 +28,7 @@ class ReplicaClass:
     orders: Orders  # of as many microbatches as each of them runs
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Saved):
     """A layout and what one training step does on it."""
 
@@ -78,9 +78,9 @@ class Plan(Saved):
         if not self.classes:
             return (self,)
         return tuple(
-            dataclasses.replace(
+            structs.replace(
                 self,
-                layout=dataclasses.replace(self.layout, cluster=replicas.cluster),
+                layout=structs.replace(self.layout, cluster=replicas.cluster),
                 orders=replicas.orders,
                 classes=(),
             )
@@ -89,7 +89,7 @@ class Plan(Saved):
 
     def on(self, layout: Layout) -> Plan:
         """The same step on another layout."""
-        return dataclasses.replace(self, layout=layout)
+        return structs.replace(self, layout=layout)
 
     @property
     def class_clusters(self) -> tuple[Cluster, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework, stepped_by
 from mpsim.hardware import Cluster, host_of
@@ -26,7 +26,7 @@ from mpsim.workload import Transformer
 _ORDERS = 64  # that stay ready, for points of a sweep and layouts of a search
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Division:
     """How the layers of a model are divided among stages; see `mpsim.parallel.partition_layers`."""
 
@@ -99,7 +99,7 @@ def make_plan(scenario: Scenario) -> Plan:
         software = software.training_adapters()
     if training.optimizer:
         steps = stepped_by(training.optimizer, software.optimizer)
-        software = dataclasses.replace(software, optimizer=steps)
+        software = structs.replace(software, optimizer=steps)
     return Plan(
         name=scenario.name,
         layout=Layout(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.memo import remembered
 from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
@@ -25,7 +25,7 @@ Bytes = tuple[float, float]  # kept until the input gradient, until the weight g
 Place = tuple[Module, Role]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Recompute:
     """Recomputation of activations: which kernels run again in backward, so that less is kept."""
 
@@ -69,7 +69,7 @@ class Recompute:
             whole = self._with(FULL if runs_again else NONE)
         if self.offload_layers is None or layer < self.offload_layers:
             return whole
-        return dataclasses.replace(whole, offload="none")
+        return structs.replace(whole, offload="none")
 
     @remembered(_LAYERS)
     def alone(self, layers: int) -> tuple[Recompute, ...]:
@@ -84,7 +84,7 @@ class Recompute:
         """The same, or another granularity with its defaults."""
         if granularity == self.granularity:
             return self
-        return dataclasses.replace(
+        return structs.replace(
             self._with(granularity), keeps=NOTHING.keeps, offload="none", offload_layers=None
         )
 
@@ -92,7 +92,7 @@ class Recompute:
         usual = granularity, NOTHING.modules, "uniform", 1
         if usual == (self.granularity, self.modules, self.method, self.layers):
             return self  # every layer of every layout of a search asks
-        return dataclasses.replace(
+        return structs.replace(
             self, granularity=granularity, modules=NOTHING.modules, method="uniform", layers=1
         )
 
@@ -100,14 +100,14 @@ class Recompute:
 NOTHING: Final = Recompute()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Rerun:
     """Effect of recomputation on one layer: kernels that run again, and bytes that are kept."""
 
     parts: tuple[Repeat, ...] = ()
     # bytes of forward operators that keep others than they report, by their place: until the input
     # gradient, until the weight gradient [B]
-    kept: Mapping[Place, Bytes] = dataclasses.field(default_factory=dict)
+    kept: Mapping[Place, Bytes] = structs.field(default_factory=dict)
     # whether all not kept is alive at once in a layer's backward, not half after half
     together: bool = False
 
@@ -325,7 +325,7 @@ def _per_op(expansion: Expansion, *, tp: int, keeps: Collection[str]) -> Rerun:
             continue
         left = _left(operator, by_place, features)
         if operator is output and left and "sums" in keeps:
-            again.append(dataclasses.replace(operator, split=Split.TENSOR))
+            again.append(structs.replace(operator, split=Split.TENSOR))
         elif left:
             again.append(left)
     feature = output.saved_for_weight / output.k  # a tensor of one feature
@@ -357,7 +357,7 @@ def _left(
     if not left or left == whole.n or operator is not whole:
         return operator if left else None
     part = reshaped(operator, {"n": left})
-    return dataclasses.replace(part, flops=operator.flops * left / operator.n, weights=1)
+    return structs.replace(part, flops=operator.flops * left / operator.n, weights=1)
 
 
 def _kept_features(by_place: Mapping[Place, Operator], keeps: Collection[str]) -> dict[Place, int]:

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.archive import Archive
 from mpsim.arrays import Floats
 from mpsim.hardware import Cluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpsim.training.memory.trace import Played
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@structs.dataclass(frozen=True, eq=False, repr=False)
 class TrainingResult(Result):
     """One simulated training step."""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import StageCosts
 from mpsim.cost.kernels import executed_flops
@@ -31,7 +31,7 @@ from mpsim.workload import Operator
 _WIDE = "bf16"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Roofline:
     """Kernels of a step, one point a name and part of the step.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.engine import run
 from mpsim.engine.timeline import Step
@@ -299,10 +299,8 @@ def straddling_words(plan: Plan, program: Program) -> str:
 def _on(plan: Plan, domain: int) -> Program:
     """The step of the plan with so many accelerators of each scale-up domain."""
     cluster = plan.layout.cluster
-    node = dataclasses.replace(cluster.node, domain=domain)
-    moved = plan.on(
-        dataclasses.replace(plan.layout, cluster=dataclasses.replace(cluster, node=node))
-    )
+    node = structs.replace(cluster.node, domain=domain)
+    moved = plan.on(structs.replace(plan.layout, cluster=structs.replace(cluster, node=node)))
     return build_program(moved, PlanCosts(moved))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine import Timeline
 from mpsim.measured.records import Actions, Measurement
 from mpsim.program import TICK, Stream
@@ -27,7 +27,7 @@ _LETTERS = {
 _PART_OF = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Slice:
     """One action of one rank."""
 
@@ -80,7 +80,7 @@ def simulated_slices(result: Result) -> list[Slice]:
 def _at_the_end(piece: Slice, python: float) -> Slice:
     """An action where it runs if serial time, first on the timeline, is the optimizer's."""
     end = piece.end if piece.token == "optimizer" else piece.end - python
-    return dataclasses.replace(piece, start=max(piece.start - python, 0.0), end=end)
+    return structs.replace(piece, start=max(piece.start - python, 0.0), end=end)
 
 
 def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
@@ -110,9 +110,9 @@ def _closed(slices: Sequence[Slice]) -> list[Slice]:
         begin = closed[-1].end if closed else 0.0
         if piece.token == "optimizer" and closed:
             last = closed.pop()
-            closed.append(dataclasses.replace(last, end=piece.start))
+            closed.append(structs.replace(last, end=piece.start))
             begin = piece.start
-        closed.append(dataclasses.replace(piece, start=begin))
+        closed.append(structs.replace(piece, start=begin))
     return closed
 
 

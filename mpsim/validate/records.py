@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.frame import named
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
@@ -24,7 +24,7 @@ _COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "wor
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One measured value and its prediction."""
 
@@ -80,7 +80,7 @@ class Record:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Errors of the rows of one family."""
 
@@ -101,11 +101,11 @@ class Family:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the outside contract."""
-        data = dataclasses.asdict(self)
+        data = structs.asdict(self)
         return {key: data[key] for key in data if key not in ("worst_id", "mismatched")}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Validation(Shown):
     """Every record of some files, or those before a KeyboardInterrupt."""
 
@@ -129,7 +129,7 @@ class Validation(Shown):
     def kinds(self) -> tuple[Family, ...]:
         """All records of a kind as one family each."""
         kinds = dict.fromkeys(record.kind for record in self.records)
-        return tuple(dataclasses.replace(summarise(self.of(kind)), family="all") for kind in kinds)
+        return tuple(structs.replace(summarise(self.of(kind)), family="all") for kind in kinds)
 
     def of(self, kind: str) -> list[Record]:
         """Records of a kind."""
@@ -200,7 +200,7 @@ class Decision(NamedTuple):
     best: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
     """All groups of a family, in the mean."""
 
@@ -215,7 +215,7 @@ class Decisions:
 
     def to_json(self) -> dict[str, object]:
         """By name."""
-        return dataclasses.asdict(self)
+        return structs.asdict(self)
 
 
 def _groups(records: Iterable[Record]) -> list[list[Record]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import Document, parse_scalar
 from mpsim.errors import CalibrationError, MpsimError, UnitError
 from mpsim.formats.cells import Cells, read_rows
@@ -44,7 +44,7 @@ _PREFIX: Final = re.compile("measured[._ ]", re.IGNORECASE)
 _UNIT: Final = re.compile(rf"[_ ]?[(\[]?({'|'.join(_UNITS)})[)\]]?", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Figure:
     """A figure that people measure."""
 
@@ -114,7 +114,7 @@ _OWN: Final = frozenset(
 _OWN_PART: Final = re.compile(r"[a-z_]+_s")  # of a breakdown
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Table:
     """A table of rows, its columns sorted by what they are."""
 
@@ -289,7 +289,7 @@ def _records(
         if not figures:
             raise CalibrationError("nothing was measured")
         blanks = [
-            dataclasses.replace(
+            structs.replace(
                 blank,
                 id=name if figure.kind == "training" else f"{name}#{key}",
                 kind=figure.kind,
@@ -303,7 +303,7 @@ def _records(
         result = simulate(scenario.with_values(values) if values else scenario)
     except MpsimError as error:
         why = "; ".join(str(error).splitlines())
-        return [dataclasses.replace(blank, skipped_because=why) for blank in blanks]
+        return [structs.replace(blank, skipped_because=why) for blank in blanks]
     return [
         _filled_step(blank, FIGURES[key], result)
         if isinstance(result, Result)
@@ -317,7 +317,7 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     head = result.headline
     value = figure_of(head, figure.place)
     if not isinstance(value, float | int):
-        return dataclasses.replace(blank, skipped_because="a training step has no such result")
+        return structs.replace(blank, skipped_because="a training step has no such result")
     setting, step = told(head), result.scenario.training_step
     low, high = head["interval"][figure.place]
     memory = figure.kind == "memory"
@@ -329,7 +329,7 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
         f" {chip}"
     )
     timed = figure.unit == "s"  # what choices are judged by
-    return dataclasses.replace(
+    return structs.replace(
         blank,
         predicted=float(value),
         size=float(head["accelerators"]),
@@ -345,8 +345,8 @@ def _filled_service(blank: Record, figure: Figure, result: ServiceResult) -> Rec
     """A record of a service with its prediction."""
     value = figure_of(result.summary, figure.place)
     if not figure.residual or not isinstance(value, float | int):
-        return dataclasses.replace(blank, skipped_because="a service has no such result")
-    return dataclasses.replace(
+        return structs.replace(blank, skipped_because="a service has no such result")
+    return structs.replace(
         blank,
         predicted=float(value),
         size=float(result.summary["accelerators"]),

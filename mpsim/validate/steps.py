@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.perfetto import Event, named_events, slice_event, write_events
 from mpsim.formats.words import gpu
@@ -45,7 +45,7 @@ _GAP_S = 1e-3  # between the steps of a trace
 _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class StepComparison:
     """One measured step and its prediction."""
 
@@ -59,7 +59,7 @@ class StepComparison:
     others: float  # share of the host that other processes used meanwhile
     # measured_parts, predicted_parts: by `PARTS`, mean over ranks [s]; empty without actions
     measured_parts: Mapping[str, float]
-    predicted_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    predicted_parts: Mapping[str, float] = structs.field(default_factory=dict)
     # whether torch ran the actions of every rank in our order; None without a pipeline
     same_order: bool | None = None
     first_difference: str = ""
@@ -117,7 +117,7 @@ class StepComparison:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
     """Every measured step of some files."""
 
@@ -344,7 +344,7 @@ def _compared(measurement: Measurement, machine: Cluster, launch: float) -> Step
     try:
         result = simulate_step(step_of(measurement, machine, launch=launch).build())
     except MpsimError as error:
-        return dataclasses.replace(blank, skipped_because="; ".join(str(error).splitlines()))
+        return structs.replace(blank, skipped_because="; ".join(str(error).splitlines()))
     return _filled(blank, measurement, result, sample)
 
 
@@ -356,7 +356,7 @@ def _filled(
     sizes = dict(enumerate(program.class_size.tolist()))
     step_time = result.timeline.step_time_s
     same, first = compare_orders(measurement, result, sample)
-    return dataclasses.replace(
+    return structs.replace(
         blank,
         predicted=step_time,
         predicted_parts=parts_of(slices, step_time, sizes),

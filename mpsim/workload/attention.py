@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention
@@ -35,7 +35,7 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
             yield _repeat(part)
     core = Core.of(model, kind)
     if repeats_keys(part):
-        core = dataclasses.replace(core, kv_heads=model.heads)
+        core = structs.replace(core, kv_heads=model.heads)
     yield from attention_core(core, part.lowering, part.attending)
     if model.attention_gate:
         features, name = model.context_features, "attention_gate"
@@ -51,10 +51,10 @@ def cross_attention(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Ste
     That output is kept once for all layers, by the norm after the encoder.
     """
     model = part.model
-    to_encoder = dataclasses.replace(part.tokens, keys=memory.keys)
+    to_encoder = structs.replace(part.tokens, keys=memory.keys)
     key_value = 2 * model.kv_features
     yield part.column((_CROSS, Role.QUERY), "cross_q", model.query_features, model.query_features)
-    encoded = dataclasses.replace(part, tokens=memory)
+    encoded = structs.replace(part, tokens=memory)
     yield encoded.column((_CROSS, Role.KEY_VALUE), "cross_kv", key_value, key_value)
     yield from attention_core(Core.of(model, kind, cross=True), part.lowering, to_encoder)
     yield part.row((_CROSS, Role.PROJECTION), "cross_proj", model.query_features)
@@ -148,7 +148,7 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
 # --- the core -------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
     """Shape of the attention of one layer."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.expansion import Step
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
@@ -271,7 +271,7 @@ def linear(
             weights=weights,
         )
 
-    forward = dataclasses.replace(
+    forward = structs.replace(
         product(Phase.FORWARD, 0, 0),
         saved=saved,
         saved_for_weight=saved_for_weight,
@@ -284,7 +284,7 @@ def linear(
     return Step(forward, backward)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Passes:
     """Activation tensors that a memory-bound kernel reads and writes, forward and backward.
 
@@ -413,7 +413,7 @@ def moving(
         saved_for_weight=saved_for_weight,
         saved_split=saved_split,
     )
-    backward = dataclasses.replace(
+    backward = structs.replace(
         forward,
         phase=Phase.INPUT_GRADIENT,
         bytes=float(moved[1]),

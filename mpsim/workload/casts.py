@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
     """How tensors become narrow."""
 
@@ -80,7 +80,7 @@ def with_casts(
     def cast(operators: Iterable[Operator]) -> tuple[Operator, ...]:
         return tuple(_cast(operators, rules))
 
-    return dataclasses.replace(
+    return structs.replace(
         expansion, forward=cast(expansion.forward), backward=cast(expansion.backward)
     )
 
@@ -115,20 +115,20 @@ def kept_narrow(
 
     def narrowed(operator: Operator) -> Operator:
         if activation_inputs and operator.role is Role.UP and not operator.is_cast:
-            operator = dataclasses.replace(operator, saved=operator.saved * share)
+            operator = structs.replace(operator, saved=operator.saved * share)
         if not operator.saved_for_weight or operator.is_cast:
             return operator
         if routes and operator.place == (Module.MLP, Role.NORM):
             return operator
         both = 1.0 if operator.role is Role.PROJECTION else 0.0
-        return dataclasses.replace(
+        return structs.replace(
             operator, saved_for_weight=operator.saved_for_weight * (share + both)
         )
 
-    return dataclasses.replace(expansion, forward=tuple(map(narrowed, expansion.forward)))
+    return structs.replace(expansion, forward=tuple(map(narrowed, expansion.forward)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Rules:
     """Rules by which linear layers are cast, as `with_casts` takes them."""
 
@@ -151,7 +151,7 @@ def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
             yield _quantise(operator, rules)
         left, right, _ = operator.operands
         saved = (rules.wide_bytes - narrow) * (left + right)
-        yield dataclasses.replace(operator, bytes=operator.bytes - saved, operand_bytes=narrow)
+        yield structs.replace(operator, bytes=operator.bytes - saved, operand_bytes=narrow)
 
 
 def _is_linear(operator: Operator) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import WorkloadError
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, linear, make_elementwise, moving
 from mpsim.workload.expansion import Expansion, Step, Tokens
@@ -118,7 +118,7 @@ def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
 
 def _renamed(prefix: str, steps: Iterator[Step]) -> Iterator[Step]:
     for step in steps:
-        yield step.each(lambda each: dataclasses.replace(each, name=prefix + each.name))
+        yield step.each(lambda each: structs.replace(each, name=prefix + each.name))
 
 
 def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
@@ -154,9 +154,7 @@ def _product_lookup(model: Transformer, lowering: Lowering, tokens: Tokens) -> I
         split=Split.TENSOR,
         saved_for_weight=labels,
     )
-    yield Step(
-        rows, (dataclasses.replace(rows, phase=Phase.WEIGHT_GRADIENT, saved_for_weight=0.0),)
-    )
+    yield Step(rows, (structs.replace(rows, phase=Phase.WEIGHT_GRADIENT, saved_for_weight=0.0),))
     step = linear(
         Role.EMBEDDING,
         Split.ROW,
@@ -192,11 +190,11 @@ def _lookup(
             module=Module.EMBEDDING,
             saved_for_weight=saved,
         )
-        return dataclasses.replace(lookup, sequences=tokens.sequences, queries=tokens.queries)
+        return structs.replace(lookup, sequences=tokens.sequences, queries=tokens.queries)
 
     forward = kernel(Phase.FORWARD, moved + labels, labels)
     backward = kernel(Phase.WEIGHT_GRADIENT, written + labels + 2 * accumulate * updated, 0.0)
-    return Step(forward, (dataclasses.replace(backward, accumulate_bytes=accumulate),))
+    return Step(forward, (structs.replace(backward, accumulate_bytes=accumulate),))
 
 
 def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int) -> Iterator[Step]:
@@ -215,7 +213,7 @@ def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int
         positions="none",
     )
     part = Part(whole, lowering, Tokens(images, tower.patches, tower.patches))
-    merged = dataclasses.replace(
+    merged = structs.replace(
         part, tokens=Tokens(images, tower.patches // tower.merge, tower.patches // tower.merge)
     )
     first = Module.VISION, Role.PATCHES
@@ -225,9 +223,9 @@ def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int
         steps += serial_block(part, kind)
     inner, joined = (Module.VISION, Role.UP), tower.joined
     steps.append(merged.column(inner, "merge1", joined, joined, features_in=joined))
-    wide = dataclasses.replace(merged, model=dataclasses.replace(whole, hidden=out))
+    wide = structs.replace(merged, model=structs.replace(whole, hidden=out))
     steps.append(wide.row((Module.VISION, Role.DOWN), "merge2", tower.joined))
     for step in steps:
         yield step.each(
-            lambda each: dataclasses.replace(each, module=Module.VISION, name=f"vision {each.name}")
+            lambda each: structs.replace(each, module=Module.VISION, name=f"vision {each.name}")
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import WorkloadError
 from mpsim.workload.operators import Operator, Split
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Tokens:
     """The part of a microbatch that one context-parallel rank works on."""
 
@@ -45,7 +45,7 @@ class Tokens:
         return self.sequences * self.queries
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Step:
     """One forward operator with the backward operators that answer it, in order."""
 
@@ -57,7 +57,7 @@ class Step:
         return Step(change(self.forward), tuple(map(change, self.backward)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
     """The operators of one layer, of the embedding or of the head."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts: tokens pass `top_k` routed experts and all shared ones."""
 
@@ -69,7 +69,7 @@ class Experts:
             yield f"moe.capacity_factor is {self.capacity_factor!r}; needed 0 (none) or more"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: queries, keys and values out of a narrow vector a token.
 

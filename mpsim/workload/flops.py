@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.memo import remembered
 from mpsim.workload.ends import expand_head, tower_steps
 from mpsim.workload.layer import expand_layer
@@ -55,8 +55,8 @@ def part_flops(
     """
     lowering = Lowering()
     if model.moe is not None:
-        dropless = dataclasses.replace(model.moe, capacity_factor=0.0)
-        model = dataclasses.replace(model, moe=dropless)
+        dropless = structs.replace(model.moe, capacity_factor=0.0)
+        model = structs.replace(model, moe=dropless)
     layers = {
         kind: expand_layer(
             model, lowering, kind=kind, sequences=sequences, sequence_length=sequence_length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.attention import (
     QKV_WEIGHTS,
     Core,
@@ -67,7 +67,7 @@ def expand_layer(
     tokens = Tokens.of(sequences, sequence_length, context)
     if layer.cross:
         mine = Tokens.of(sequences, model.decoder_length, context)
-        memory = dataclasses.replace(tokens, queries=tokens.keys)  # every rank needs all of them
+        memory = structs.replace(tokens, queries=tokens.keys)  # every rank needs all of them
         part = Part(model, lowering, mine)
         steps = _decoder_block(part, layer, memory)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import WorkloadError
 from mpsim.nouns import Flag, Plain
 
@@ -13,7 +13,7 @@ ElementBytes: TypeAlias = Annotated[int, Plain("B an element", {"ge": 0})]
 LogitBytes: TypeAlias = Annotated[float, Plain("B a logit", {"ge": 0, "lt": 1e12})]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
     """How software turns the model into kernels (chosen by the framework preset).
 

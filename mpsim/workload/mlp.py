@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, gemm_flops, linear, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.experts import Experts
@@ -124,7 +124,7 @@ def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool)
         yield part.stream(passes, Module.EXPERTS, elements, name, split=split)
         return
     for step in _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT):
-        free = step.each(lambda kernel: dataclasses.replace(kernel, bytes=0.0))
+        free = step.each(lambda kernel: structs.replace(kernel, bytes=0.0))
         yield free if part.lowering.fused_grouped_mlp else step
 
 
@@ -205,7 +205,7 @@ def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], sa
         name="experts_fc1" if column else "experts_fc2",
     )
     grouped = step.each(
-        lambda product: dataclasses.replace(
+        lambda product: structs.replace(
             product,
             kind=OperatorKind.GROUPED_GEMM,
             split=Split.EXPERT,
@@ -214,7 +214,7 @@ def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], sa
             bytes=moe.experts * product.bytes,
         )
     )
-    saving = dataclasses.replace(
+    saving = structs.replace(
         grouped.forward,
         saved=saved if column else 0.0,
         saved_for_weight=0.0 if column else saved,

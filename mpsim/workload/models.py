@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, cast
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
@@ -127,12 +127,12 @@ def _misfits(
     given: Collection[str] = (),
 ) -> list[str]:
     """Say which fields `kind` does not have, and which it has to have."""
-    known = {field.name: field for field in dataclasses.fields(kind)}
+    known = {field.name: field for field in structs.fields(kind)}
     mistakes = [
         f"no field {prefix + key!r}; {nearest(key, known)}" for key in fields if key not in known
     ]
     return mistakes + [
         f"{prefix}{key} is missing"
         for key, field in known.items()
-        if field.default is dataclasses.MISSING and key not in fields and key not in given
+        if field.default is structs.MISSING and key not in fields and key not in given
     ]

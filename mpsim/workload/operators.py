@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 
-from mpsim import dataclasses
+from mpsim import structs
 
 
 class OperatorKind(enum.StrEnum):
@@ -171,7 +171,7 @@ class Split(enum.StrEnum):
     NONE = "none"  # never divided
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One kernel of one phase of one microbatch."""
 

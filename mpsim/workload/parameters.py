@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import WorkloadError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Count:
     """Parameters of one part of the model."""
 
@@ -45,7 +45,7 @@ class Count:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """Parameters of a model by part."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, linear, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.lowering import Lowering
@@ -12,7 +12,7 @@ from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.transformer import Transformer
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Part:
     """Model, lowering and tokens of one expansion, with methods that build its kernels."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.operators import Module, OperatorKind, Role, Split
@@ -49,5 +49,5 @@ def _scan(part: Part, mixer: StateMixer) -> Step:
     states = 2.0 * STATISTIC_BYTES * chunks * mixer.inner * mixer.state
     moved, kind = (read + states, 2.0 * (read + states)), OperatorKind.SCAN
     step = moving(Role.SCAN, Split.TENSOR, moved, kind=kind, module=Module.STATE)
-    backward = (dataclasses.replace(each, flops=_BACKWARD * flops) for each in step.backward)
-    return Step(dataclasses.replace(step.forward, flops=flops), tuple(backward))
+    backward = (structs.replace(each, flops=_BACKWARD * flops) for each in step.backward)
+    return Step(structs.replace(step.forward, flops=flops), tuple(backward))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 
@@ -24,7 +24,7 @@ PATTERN: Final = MappingProxyType(
 _FLOAT32 = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class StateMixer:
     """A mixer with a state of ``heads * head_dim * state`` values a sequence.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.description import Description, Figure, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
@@ -18,7 +18,7 @@ ATTENTIONS = ("causal", "full", "sliding")
 POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
     """A kind of layer: experts, mask, window, and whether it attends to an encoder."""
 
@@ -34,7 +34,7 @@ class LayerKind:
     mlp: bool = True  # whether it has an MLP, or experts
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """A transformer: one stack of layers, or an encoder and a decoder; dense or with experts.
 
@@ -139,7 +139,7 @@ class Transformer:
             )
         )
         described = describe_fields(self)
-        return dataclasses.replace(described, figures=(*described.figures, *follows))
+        return structs.replace(described, figures=(*described.figures, *follows))
 
     def __hash__(self) -> int:
         # every cache asks; models that share these are told apart by their other fields

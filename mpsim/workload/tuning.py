@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.builders import MASK_BYTES, STATISTIC_BYTES, linear, moving
 from mpsim.workload.expansion import Expansion, Step
 from mpsim.workload.lowering import Lowering
@@ -66,7 +66,7 @@ class _Beside(NamedTuple):
     features: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """Parameters that train."""
 
@@ -136,7 +136,7 @@ class Tuning:
         )
         if part == "embedding" and (self.rank or part in self.frozen):
             forward_only = tuple(_keeping_nothing(operator) for operator in result.forward)
-            return dataclasses.replace(result, forward=forward_only, backward=())
+            return structs.replace(result, forward=forward_only, backward=())
         return result
 
     def _seen(self, expansion: Expansion) -> Expansion:
@@ -148,7 +148,7 @@ class Tuning:
             for each in expansion.forward
         )
         backward = (each for each in expansion.backward if each.module is not Module.VISION)
-        return dataclasses.replace(expansion, forward=tuple(forward), backward=tuple(backward))
+        return structs.replace(expansion, forward=tuple(forward), backward=tuple(backward))
 
     def trained(
         self, part: str, full: Expansion, count: Count, lowering: Lowering, model: Transformer
@@ -205,7 +205,7 @@ class Tuning:
         tokens, features, name = product.m, product.k, f"{product.name} adapter"
         out, inner = beside.features, self.rank * beside.weights
         element = lowering.adapter_bytes or lowering.activation_bytes
-        narrow = dataclasses.replace(lowering, activation_bytes=element)
+        narrow = structs.replace(lowering, activation_bytes=element)
         product_of = functools.partial(
             linear, tokens=tokens, lowering=narrow, module=product.module
         )
@@ -287,11 +287,11 @@ def _without_weight_gradient(step: Step, *, keeps: bool) -> Step:
 def _without_normed(step: Step, lowering: Lowering) -> Step:
     """A norm of several kernels with a frozen weight keeps its input in float32 only."""
     share = STATISTIC_BYTES / (STATISTIC_BYTES + lowering.activation_bytes)
-    return Step(dataclasses.replace(step.forward, saved=share * step.forward.saved), step.backward)
+    return Step(structs.replace(step.forward, saved=share * step.forward.saved), step.backward)
 
 
 def _keeping_less(step: Step) -> Step:
-    return Step(dataclasses.replace(step.forward, saved_for_weight=0.0), step.backward)
+    return Step(structs.replace(step.forward, saved_for_weight=0.0), step.backward)
 
 
 def _is_wide(lowering: Lowering) -> bool:
@@ -300,4 +300,4 @@ def _is_wide(lowering: Lowering) -> bool:
 
 
 def _keeping_nothing(operator: Operator) -> Operator:
-    return dataclasses.replace(operator, saved=0.0, saved_for_weight=0.0)
+    return structs.replace(operator, saved=0.0, saved_for_weight=0.0)

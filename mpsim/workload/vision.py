@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 
 _CHANNELS = 3  # of a pixel
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
     """Encoder of images beside a language model, on its first stage and divided as that is.
 

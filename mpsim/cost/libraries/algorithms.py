@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, Ledger
 from mpsim.cost.network import group_bandwidth, nodes_spanned, pair_bandwidth, slowed_nic_bandwidth
@@ -208,7 +208,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
 """Seconds of ``(S, wires)``, by collective and algorithm."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Hop:
     """One message: ``alpha + beta S``."""
 
@@ -216,7 +216,7 @@ class Hop:
     beta: float  # while every rank of the group sends [s/B]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Wires:
     """The links of a group."""
 

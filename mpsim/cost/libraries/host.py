@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
 from mpsim.cost.libraries.algorithms import ALGORITHMS, Wires, wires_of
@@ -26,7 +26,7 @@ _PAIR = GroupShape(2, 2, 1)
 _RINGS = ({"all_reduce", "ring"}, {"reduce_scatter", "all_reduce_slice"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Rung:
     """An algorithm, and the size below which it runs."""
 
@@ -35,7 +35,7 @@ class Rung:
     per_rank: bool  # whether `below` is of S over the ranks
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Band:
     """The rungs of a range of group sizes."""
 
@@ -48,7 +48,7 @@ class Band:
         return ranks < self.ranks_below and not (self.powers and ranks & (ranks - 1))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class DecisionTable:
     """The rules of one library."""
 

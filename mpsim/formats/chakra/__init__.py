@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.formats.chakra.trace import Node, Trace, is_trace, read_ranks
 from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options
@@ -34,7 +34,7 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     if options.cluster is not None:
         cluster = sized_cluster(options.cluster, len(trace.ranks))
     program = chakra_program(trace, cluster, recorded.warnings)
-    return dataclasses.replace(recorded, program=program)
+    return structs.replace(recorded, program=program)
 
 
 def _facts(trace: Trace) -> Recorded:

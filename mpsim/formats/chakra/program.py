@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
 from mpsim.formats.chakra.trace import Node, Trace
@@ -51,7 +51,7 @@ _ARRIVES = {"SEND_NEXT": "RECV_PREV", "SEND_PREV": "RECV_NEXT"}
 _NUMBERS = ("stage", "chunk", "microbatch")
 
 
-@dataclasses.dataclass(slots=True)
+@structs.dataclass(slots=True)
 class _Row:
     """One operation of one or more ranks."""
 
@@ -61,7 +61,7 @@ class _Row:
     nodes: list[tuple[int, Node]]  # rank and node of each part
     price: Price = _NOTHING
     axis: str = ""
-    before: set[int] = dataclasses.field(default_factory=set)
+    before: set[int] = structs.field(default_factory=set)
 
     @property
     def node(self) -> Node:

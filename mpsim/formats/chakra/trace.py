@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.chakra.schema import COLLECTIVE_TYPES, NODE_TYPES, messages
 from mpsim.inputs import read_bytes, read_json
@@ -27,7 +27,7 @@ MOST_RANKS: Final = 65_536
 _ENDING = re.compile(r"\.(\d{1,9})\.et$")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Node:
     """One node of an execution trace."""
 
@@ -129,7 +129,7 @@ def _value(attribute: Any) -> object:
     return tuple(value.values) if member.endswith("_list") else value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Trace:
     """Execution traces of all ranks of a job."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Rows of a computation, N of them, with what they wait for inside it."""
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
@@ -110,7 +110,7 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> Recorded:
         warnings=warnings,
     )
     facts = {**recorded.facts, "mesh": mesh}
-    return dataclasses.replace(
+    return structs.replace(
         recorded, version=builder.device, facts=facts, warnings=warnings, program=imported
     )
 
@@ -131,7 +131,7 @@ class _Wrapped(NamedTuple):
     carries_on: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Cost:
     """Cost of a row: a kernel by its work, or communication by its price."""
 
@@ -518,7 +518,7 @@ def _operators(work: Work, chip: Accelerator) -> list[tuple[str, Operator]]:
     return [
         (
             _precision(product.dtype, chip),
-            dataclasses.replace(
+            structs.replace(
                 plain,
                 name="product",
                 kind=OperatorKind.GEMM,

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.errors import FormatError
 from mpsim.memo import remembered
@@ -58,7 +58,7 @@ _RUN_BY: Final[Mapping[str, tuple[str, ...]]] = {
 _TRIPS = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Instruction:
     """One line of a computation."""
 
@@ -96,7 +96,7 @@ class Visit(NamedTuple):
     times: int  # how often it runs
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Module:
     """A compiled module."""
 
@@ -108,7 +108,7 @@ class Module:
     is_scheduled: bool
     partitions: int = 1  # devices that divide one replica among them
     # name of the instruction that each computation returns
-    roots: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    roots: Mapping[str, str] = structs.field(default_factory=dict)
 
     def lines(self, computation: str) -> Collection[Instruction]:
         """Instructions of a computation in their order; none of one that there is not."""

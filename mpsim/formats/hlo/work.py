@@ -15,7 +15,7 @@ import math
 import re
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.formats.hlo.text import Instruction, Module, arrays, device_bytes
 from mpsim.memo import remembered
 
@@ -39,7 +39,7 @@ _LARGEST_WINDOW: Final = 4096
 _BACKWARD_PRODUCTS: Final = 2.5  # of fused attention: five products where the forward has two
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Product:
     """A matrix product."""
 
@@ -55,7 +55,7 @@ class Product:
         return 2 * self.m * self.n * self.k * self.batch
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Work:
     """Work of one instruction on one device."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pydantic
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework
@@ -46,7 +46,7 @@ def _raised(look_up: Callable[[], object]) -> list[Problem]:
         look_up()
     except ScenarioError as error:
         return [
-            dataclasses.replace(problem, message=problem.message[:MAX_MESSAGE])
+            structs.replace(problem, message=problem.message[:MAX_MESSAGE])
             for problem in error.problems
         ]
     return []
@@ -107,7 +107,7 @@ def _wrong_grid(
         yield Problem(message, section)
         return
     for problem in wrong_values(scenario, values):
-        yield dataclasses.replace(problem, key=f"{section}.{problem.key}")
+        yield structs.replace(problem, key=f"{section}.{problem.key}")
 
 
 def wrong_values(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.tape import Step, steps_of
@@ -24,7 +24,7 @@ from mpsim.schedule.tape import Step, steps_of
 _F, _W = int(Action.F), int(Action.W)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """Times of actions and messages, and where stages lie."""
 
@@ -90,7 +90,7 @@ def by_stage(name: str, given: ArrayLike, stages: int) -> NDArray[np.float64]:
     return np.broadcast_to(values, (stages,)).astype(float)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Room:
     """How much each activation takes, and how much fits."""
 
@@ -118,7 +118,7 @@ class Room:
         return held <= self.limit[rank] or math.isclose(held, self.limit[rank])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """Start and end of every action, in the order of each rank, and when the last one ends."""
 

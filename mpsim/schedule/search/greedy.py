@@ -12,7 +12,7 @@ import heapq
 import math
 from collections import deque
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Setting
 from mpsim.schedule.tape import Step
@@ -20,7 +20,7 @@ from mpsim.schedule.tape import Step
 _F, _I, _W = int(Action.F), int(Action.I), int(Action.W)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Policy:
     """How a free rank picks."""
 

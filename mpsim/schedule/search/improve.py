@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import DeadlockError
 from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Run, Setting, evaluate, peak_held
@@ -21,7 +21,7 @@ _F, _I = int(Action.F), int(Action.I)
 _LONGEST_MOVE = 8  # places; longer ones come about in several moves
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """Orders and when they run."""
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
@@ -47,7 +47,7 @@ _PATIENCE = (0.0, 0.5, 1.0)
 _STARTS = 3
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Synthesis:
     """The order found, and how good it is."""
 
@@ -100,7 +100,7 @@ def auto(
         budget=budget,
         seed=seed,
     )
-    return dataclasses.replace(best.orders, schedule="auto")
+    return structs.replace(best.orders, schedule="auto")
 
 
 def synthesise(
@@ -359,7 +359,7 @@ def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
         except ScheduleError:
             continue  # not for these numbers
         if _is_whole_step(orders, setting, stage_rank):
-            yield dataclasses.replace(orders, schedule=known.name)
+            yield structs.replace(orders, schedule=known.name)
 
 
 def _mean_times(setting: Setting) -> list[float]:

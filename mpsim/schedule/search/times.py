@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScheduleError
 
 UNTIL_WEIGHT = 0.5
@@ -19,7 +19,7 @@ runtime.py), so half at as/h = 6.
 _ROUNDING = 1e-9  # of the limit: sums of parts of an activation do not exceed it by rounding alone
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Memory:
     """Room for activations on a rank."""
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
@@ -122,7 +122,7 @@ def zb_search(
     return best.order
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class _Switches:
     overrun: bool  # the warm-up may end after I0 has arrived
     put_off: bool  # a forward waits while the next rank has two in stock

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.cost import KernelModel
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
@@ -32,7 +32,7 @@ _PRICES = ("cluster.price_per_hour", "cluster.fabric.switch_price", "cluster.fab
 _TOGETHER = 64  # points that share a search: what a kill can cost, and a process computes at a time
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@structs.dataclass(slots=True, kw_only=True)
 class Explorer:
     """Looks at points, at those of the journal not again."""
 
@@ -203,7 +203,7 @@ def jobs_of(scenario: Scenario, spec: DesignChoice) -> dict[str, Scenario]:
         if job.scenario is not None:
             own = load(scenario.folder / job.scenario, checked=False)
             data = {**own.source.data, "cluster": scenario.source.data["cluster"]}
-            jobs[name] = Scenario.of(dataclasses.replace(own.source, data=data))
+            jobs[name] = Scenario.of(structs.replace(own.source, data=data))
         wrong = _wrong(jobs[name], job)
         problems += [Problem(text, key=f"design.jobs.{name}.{key}") for key, text in wrong.items()]
     if problems:

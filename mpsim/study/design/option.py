@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.frame import named
 from mpsim.hardware import Cluster
 from mpsim.hardware.inventory import inventory_of
@@ -39,11 +39,11 @@ class Item(NamedTuple):
     doubt: float = 0.0  # standard deviation of ln(price); 0 where the user says it
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Bill:
     """Cost of a cluster."""
 
-    items: Mapping[str, Item] = dataclasses.field(default_factory=dict)  # by part
+    items: Mapping[str, Item] = structs.field(default_factory=dict)  # by part
     life_h: float = 0.0  # hours over which what was bought is paid off; 0 where it is rented
     tariff: float = 0.0  # of electricity [USD/kWh]; 0 where it is in the rent
 
@@ -123,18 +123,18 @@ def _bought(
 _DAY_HOURS = 24.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One cluster."""
 
     values: Values  # of the choices, by dotted key
     # what the best layout of each job does; empty where it was ruled out before any search
-    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
-    bill: Bill = dataclasses.field(default_factory=Bill)
+    entries: Mapping[str, Entry] = structs.field(default_factory=dict)
+    bill: Bill = structs.field(default_factory=Bill)
     accelerators: int = 0
     racks: int | None = None  # None where nobody says how many nodes a rack holds
     # bounds that it misses, and how many times over
-    over: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    over: Mapping[str, float] = structs.field(default_factory=dict)
     reason: str = ""  # why it is no design; empty where it is one
     # what its trainings take at least, known before any search; 0 where nothing is
     least_days: float = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import NormalDist
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import HALF_WIDTH
@@ -43,7 +43,7 @@ class Flip(NamedTuple):
     instead: str
 
 
-@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)  # no slots: the front is kept
+@structs.dataclass(frozen=True, repr=False, kw_only=True)  # no slots: the front is kept
 class Design(Shown, Tabular):
     """Answer of a design study."""
 

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
@@ -109,11 +109,11 @@ def design(
             if upgrades and (best := answer.best) is not None:
                 found = upgrades_of(explorer, best)
                 rests = rests_on(explorer, best)
-                answer = dataclasses.replace(answer, upgrades=found, rests=rests)
+                answer = structs.replace(answer, upgrades=found, rests=rests)
     except KeyboardInterrupt:
         if not answer.possible:
             raise
-        answer = dataclasses.replace(answer, interrupted=True)
+        answer = structs.replace(answer, interrupted=True)
     cut = sum(not row.proved for row in answer.possible)
     remarks = journal.remarks
     if cut:
@@ -122,7 +122,7 @@ def design(
             " layouts may be faster than these: give --search a longer time, or leave it out"
         )
         remarks = (*remarks, told)
-    return dataclasses.replace(answer, flips=flips_of(answer), remarks=remarks)
+    return structs.replace(answer, flips=flips_of(answer), remarks=remarks)
 
 
 def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
@@ -141,9 +141,9 @@ def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
                 least_days=explorer.least_days(built),
             )
             late = _late(option.least_days, spec)
-            yield dataclasses.replace(option, over=_over(option, spec) | late)
+            yield structs.replace(option, over=_over(option, spec) | late)
         except MpsimError as error:
-            yield dataclasses.replace(option, reason=reason_of(error))
+            yield structs.replace(option, reason=reason_of(error))
 
 
 def _racks(machine: Cluster, bounds: Bounds) -> int | None:
@@ -227,7 +227,7 @@ def _looked(explorer: Explorer, answer: Design, *, prune: bool) -> Iterator[Desi
         for place, entry in zip(chosen, entries, strict=True):
             options[place] = _with(options[place], entry, explorer.spec)
         waiting = [place for place in waiting if place not in taken]
-        answer = dataclasses.replace(answer, options=tuple(options), ruled_out=ruled_out)
+        answer = structs.replace(answer, options=tuple(options), ruled_out=ruled_out)
         yield answer
 
 
@@ -242,9 +242,9 @@ def _with(option: Option, entries: Mapping[str, Entry], spec: DesignChoice) -> O
     """An option with what its jobs do."""
     wrong = [f"{job}: {entry['error']}" for job, entry in entries.items() if "error" in entry]
     if wrong:
-        return dataclasses.replace(option, reason="; ".join(wrong))
-    full = dataclasses.replace(option, entries=entries)
-    return dataclasses.replace(full, over=_over(full, spec))
+        return structs.replace(option, reason="; ".join(wrong))
+    full = structs.replace(option, entries=entries)
+    return structs.replace(full, over=_over(full, spec))
 
 
 CHANGES = 7  # most changes to a cluster that `upgrades_of` looks at
@@ -293,10 +293,10 @@ def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
         values = {**best.values, key: value}
         with contextlib.suppress(MpsimError):  # where no such cluster can be built
             bill = bill_of(explorer.machine(values), values, explorer.spec)
-            known.append((name, dataclasses.replace(best, values=values, bill=bill)))
+            known.append((name, structs.replace(best, values=values, bill=bill)))
     entries = explorer.entries([after.values for _, after in known])
     upgrades = [
-        _bought(name, best, dataclasses.replace(after, entries=entry))
+        _bought(name, best, structs.replace(after, entries=entry))
         for (name, after), entry in zip(known, entries, strict=True)
         if not any("error" in each for each in entry.values())
     ]

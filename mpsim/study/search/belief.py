@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
@@ -41,7 +41,7 @@ _FIRST, _NEXT = 2.0, 1.25  # times the shortest step that a launch which dies co
 _FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what was measured
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Ran:
     """A layout that was launched, and what became of it."""
 
@@ -75,7 +75,7 @@ class _Draws(NamedTuple):
     weights: Floats  # [D], summing to 1
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # no slots: draws are kept
+@structs.dataclass(frozen=True, eq=False)  # no slots: draws are kept
 class Belief:
     """Joint distribution of the times and the fits of layouts."""
 
@@ -87,7 +87,7 @@ class Belief:
 
     def after(self, *ran: Ran) -> Belief:
         """The belief once these ran too."""
-        return dataclasses.replace(self, ran=(*self.ran, *ran))
+        return structs.replace(self, ran=(*self.ran, *ran))
 
     @functools.cached_property
     def _errors(self) -> _Errors:

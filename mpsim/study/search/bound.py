@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.engine import run
 from mpsim.errors import ScheduleError
@@ -54,7 +54,7 @@ from mpsim.training.step_end import StepEnd, add_ending, host_overhead
 from mpsim.training.vocabulary import TRAINING
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Order:
     """The order of actions that ranks follow, and what is known of it without writing it out.
 
@@ -78,7 +78,7 @@ class Order:
 
     def of(self, microbatches: int) -> Order:
         """The same with another number of microbatches."""
-        return dataclasses.replace(self, microbatches=microbatches)
+        return structs.replace(self, microbatches=microbatches)
 
     def flight(self) -> Flight:
         """Distinct moments of the order; ScheduleError if it cannot run so many microbatches."""
@@ -117,7 +117,7 @@ def _flight(order: Order) -> Flight:
     return Flight.of(order.orders(), beside=order.beside)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
     """Memory and lower bounds of layouts, before any is simulated."""
 
@@ -168,9 +168,9 @@ class Bounder:
         split = layout.frame.layers_per_stage
         division = self._division if split is None else Division(given=split)
         mesh, cluster = self._mesh(layout.frame), self._plan.layout.cluster
-        return dataclasses.replace(
+        return structs.replace(
             self._plan,
-            layout=dataclasses.replace(
+            layout=structs.replace(
                 self._plan.layout,
                 cluster=whole_groups(self._cluster, mesh) if self._cluster else cluster,
                 mesh=mesh,
@@ -194,9 +194,7 @@ class Bounder:
     def recompute(self, layout: Layout) -> Recompute:
         """Recomputation of a layout."""
         known = self._recompute.at(layout.recompute)
-        return (
-            known if layout.modules is None else dataclasses.replace(known, modules=layout.modules)
-        )
+        return known if layout.modules is None else structs.replace(known, modules=layout.modules)
 
     def bound(
         self, layouts: Sequence[Layout], *, usable: float = math.inf, most: float = math.inf
@@ -477,6 +475,6 @@ class _Around:
         """The plan with that sharing, what ranks hold anyway, the optimizer's scratch [B]."""
         zero, offload = sharing
         kept = self._plan.offload if offload is None else offload
-        plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
+        plan = structs.replace(self._plan, zero=zero, offload=kept)
         standing = self._bounder.standing(plan) + sharing_buffers(plan) + self._scratch
         return plan, standing, step_scratch(plan)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.given import Clock, defaults
@@ -50,15 +50,15 @@ C = TypeVar("C", bound=Bounded)
 Labels = Callable[[C], Iterable[object]]
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@structs.dataclass(eq=False, kw_only=True)
 class Space(ABC, Generic[C]):
     """A space that is searched."""
 
     clock: Clock
     # what became of what was looked at, by reason; the machine adds what it simulated and left
-    counts: Counter[str] = dataclasses.field(default_factory=Counter, init=False)
+    counts: Counter[str] = structs.field(default_factory=Counter, init=False)
     # keys of a scenario that are searched beside the layout
-    keys: tuple[str, ...] = dataclasses.field(default=(), init=False)
+    keys: tuple[str, ...] = structs.field(default=(), init=False)
     # how many are bounded between two turns of simulating the best of them
     a_turn: float = math.inf
     a_batch: int = 1  # how many are simulated between two looks at the clock

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.frame import named
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
@@ -49,7 +49,7 @@ _OF_SUMMARY = ("energy_j_per_token", "meter_energy_j_per_token", "mfu", "bubble_
 """Figures of a row of the table, of the layout and of its whole result."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Found:
     """One simulated layout."""
 
@@ -93,7 +93,7 @@ class Found:
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        own = (field.name for field in dataclasses.fields(self) if field.name != "setting")
+        own = (field.name for field in structs.fields(self) if field.name != "setting")
         names = (*own, "ranked_by_s", "tokens_per_s_per_accelerator", "interval")
         return named(self, *names)
 
@@ -146,7 +146,7 @@ class Found:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Line:
     """A layout with its twins."""
 

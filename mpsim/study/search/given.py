@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
@@ -61,7 +61,7 @@ def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) ->
     return split
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Upper limits; None where there is none."""
 
@@ -70,7 +70,7 @@ class Limits:
     max_power: float | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
+        for field in structs.fields(self):
             value = getattr(self, field.name)
             if value is not None and not value > 0:
                 raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, StageSplit
 from mpsim.parallel import AXES as MESH_AXES
@@ -68,7 +68,7 @@ def refuse_every_layout(scenario: Scenario) -> None:
         raise ScenarioError(problems)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Frame:
     """Degrees and schedule: layouts of one frame share their mesh and their stages."""
 
@@ -90,7 +90,7 @@ class Frame:
         return {axis: getattr(self, axis) for axis in AXIS_NAMES}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Layout:
     """One way to lay a model on a cluster."""
 

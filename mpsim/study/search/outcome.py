@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular, aligned, named
 from mpsim.parallel import EXPOSED
@@ -56,7 +56,7 @@ R = TypeVar("R", bound=Row)
 P = TypeVar("P")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Shown, Tabular, Generic[R]):
     """Outcome of a search."""
 
@@ -129,7 +129,7 @@ class Outcome(Shown, Tabular, Generic[R]):
         return Section(rows, (), (0,), title, lines)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Own:
     """Result of the scenario's own layout."""
 
@@ -141,7 +141,7 @@ class Own:
     rival: Found | None = None
 
 
-@dataclasses.dataclass(frozen=True, repr=False)  # no slots: `tied` is kept
+@structs.dataclass(frozen=True, repr=False)  # no slots: `tied` is kept
 class Search(Outcome[Found]):
     """Outcome of a search of training steps."""
 
@@ -162,7 +162,7 @@ class Search(Outcome[Found]):
     # layouts that fit and were not simulated, and may tie with the best by their bounds
     may_tie: int = 0
     # what switches of the stack that were not searched would give
-    switches: Switches = dataclasses.field(default_factory=Switches)
+    switches: Switches = structs.field(default_factory=Switches)
     usable_bytes: float = math.inf  # of an accelerator; infinite where they differ
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
@@ -275,7 +275,7 @@ class Search(Outcome[Found]):
             "own": named(self.own, "step_time_s", "reason"),
             "runner_up": self.runner_up,
             "best_by_value": {
-                key: {value: dataclasses.asdict(row) for value, row in chosen.items()}
+                key: {value: structs.asdict(row) for value, row in chosen.items()}
                 for key, chosen in self.best_by_value.items()
             },
             "legal": self.looked_at,

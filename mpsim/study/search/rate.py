@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
@@ -40,7 +40,7 @@ _BACK = 1.02  # of a rate that only the longest stream refuses
 _STEP = 1.12  # of the first look beside a guess
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Rate:
     """Largest rate within limits, as far as it is known."""
 
@@ -105,7 +105,7 @@ class Streams:
                 else self._draw(1 << count.bit_length())
             )
         chosen = self._drawn.first(count)
-        return dataclasses.replace(chosen, arrival=chosen.arrival * (self.rate / rate))
+        return structs.replace(chosen, arrival=chosen.arrival * (self.rate / rate))
 
     def _draw(self, count: int) -> Requests:
         return draw_requests(self._workload, seed=self._seed, folder=self._folder, count=count)
@@ -116,7 +116,7 @@ def saturation(plan: ServicePlan, streams: Streams) -> float:
     return len(streams.sample) / bound_service(plan, streams.sample).busy
 
 
-@dataclasses.dataclass(eq=False)
+@structs.dataclass(eq=False)
 class Judge:
     """A service before streams of several rates and lengths."""
 
@@ -157,8 +157,8 @@ class Judge:
         begin = min(_FILLING * max(stay, self._stay), end / 3.0)
         workload = self.plan.workload.model_copy(update={"warmup": begin, "duration": None})
         until = max(end - _DRAINING * stay, 2.0 * end / 3.0)
-        plan = dataclasses.replace(self.plan, workload=workload)
-        return dataclasses.replace(result, plan=plan, until=until), stay
+        plan = structs.replace(self.plan, workload=workload)
+        return structs.replace(result, plan=plan, until=until), stay
 
     def confirmed(self, rate: float, *, final: bool = False) -> Figures | None:
         """The summary of a long stream; None unless it keeps the limits in a steady state, by all
@@ -222,7 +222,7 @@ def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0
         best = judge.confirmed(at_least)
         if best is None:
             rate = min(bound.rate, at_least)
-            return dataclasses.replace(bound, rate=rate, above=at_least)
+            return structs.replace(bound, rate=rate, above=at_least)
         low = at_least
     else:
         best = judge.confirmed(low)

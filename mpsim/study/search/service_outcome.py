@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.frame import named
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
@@ -51,7 +51,7 @@ _NEAR = 0.04
 """Difference that streams of this length do not tell apart: the interval of a confirmed rate."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class FoundService:
     """One simulated service."""
 
@@ -140,7 +140,7 @@ class FoundService:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Own:
     """Result of the file's own layout, or why it cannot be used."""
 
@@ -148,11 +148,11 @@ class Own:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class ServiceSearch(Outcome[FoundService]):
     """Outcome of a search of services, those that keep the limits first; `own`: the file's."""
 
-    own: Own = dataclasses.field(default_factory=lambda: Own(None, ""))
+    own: Own = structs.field(default_factory=lambda: Own(None, ""))
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
         """The best in ten lines and a `front`, or with `long` the ranking, of ``search``."""
@@ -213,7 +213,7 @@ class ServiceSearch(Outcome[FoundService]):
             "layouts": self.looked_at,
             "counts": dict(self.counts),
             "rows": [
-                {**dataclasses.asdict(row), "bound": row.flat()["bound"], "name": row.name}
+                {**structs.asdict(row), "bound": row.flat()["bound"], "name": row.name}
                 for row in self.leaders
             ],
             "front": [row.flat() for row in self.front],

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.memo import asked_once
 from mpsim.scenario import Scenario
@@ -54,7 +54,7 @@ AXES: Final[Mapping[str, str]] = {
 _SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class ServiceLayout:
     """A service that could be run."""
 
@@ -194,7 +194,7 @@ _FIGURES = {
 """Figure of a summary that each objective is."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
     """A service that may be among the best."""
 
@@ -214,7 +214,7 @@ class _Candidate:
         return self.layout.plan
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@structs.dataclass(eq=False, kw_only=True)
 class Services(Space[_Candidate]):
     """Layouts of a service, on every machine that is searched; as `mpsim.search` has them."""
 
@@ -289,7 +289,7 @@ class Services(Space[_Candidate]):
                 raise ScenarioError("got limits that not one accelerator keeps; loosen them")
             legal = ServiceLayouts(base, split.axes, most, pools=self.pools)
             for layout in legal.layouts():
-                named = dataclasses.replace(layout, values={**values, **layout.values})
+                named = structs.replace(layout, values={**values, **layout.values})
                 layouts.append((place, named))
             self.counts["refused"] += legal.refused
             self._why = self._why or legal.why
@@ -363,7 +363,7 @@ class Services(Space[_Candidate]):
 
     def _cost(self, plan: ServicePlan, streams: Streams, replicas: int) -> float:
         """Accelerators of so many instances that serve the workload, or USD of a million tokens."""
-        sized = dataclasses.replace(plan, replicas=replicas)
+        sized = structs.replace(plan, replicas=replicas)
         if self.objective == "gpus":
             return float(sized.accelerators)
         tokens = streams.rate * float(streams.sample.output.mean())
@@ -431,7 +431,7 @@ class Services(Space[_Candidate]):
                 row
                 for each, row in self._rows.items()
                 if row.accelerators == plan.accelerators
-                and dataclasses.replace(each.plan, replicas=plan.replicas) == plan
+                and structs.replace(each.plan, replicas=plan.replicas) == plan
             )
             if (row := next(same, None)) is not None:
                 return Own(row, "")
@@ -534,7 +534,7 @@ class Services(Space[_Candidate]):
 
     def _row(self, candidate: _Candidate, entry: Entry) -> FoundService:
         replicas, summary = entry.get("replicas", candidate.plan.replicas), entry["summary"]
-        plan = dataclasses.replace(candidate.plan, replicas=replicas)
+        plan = structs.replace(candidate.plan, replicas=replicas)
         whole = plan.prefill is None and "replicas" in entry
         return FoundService(
             values={**candidate.layout.values, **({AXES["replicas"]: replicas} if whole else {})},

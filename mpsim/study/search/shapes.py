@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.framework import ExpertOverlap
 from mpsim.memo import Memo, asked_once
@@ -85,7 +85,7 @@ class Shapes:
         ]
         result = np.zeros((len(stages), len(Action)))
         if any(key not in self._ticks for _, key, _, _ in wanted):
-            few = plan.on(dataclasses.replace(plan.layout, stages=tuple(stages.values())))
+            few = plan.on(structs.replace(plan.layout, stages=tuple(stages.values())))
             blocks = Blocks(few, self.costs(few), known=self.templates)
             for _, key, stage, action in wanted:
                 if key not in self._ticks:
@@ -101,10 +101,10 @@ class Shapes:
         if pp == 1:
             return np.zeros((2, 1))
         twice = tuple(
-            dataclasses.replace(plan.layout.stages[0], index=index, rank=index % pp)
+            structs.replace(plan.layout.stages[0], index=index, rank=index % pp)
             for index in range(2 * pp)
         )
-        probe = self.costs(plan.on(dataclasses.replace(plan.layout, stages=twice)))
+        probe = self.costs(plan.on(structs.replace(plan.layout, stages=twice)))
         onward, back = (sends.duration for sends in probe.sends())
         return np.stack([onward[:pp], np.roll(back[1 : pp + 1], 1)])
 
@@ -129,8 +129,8 @@ def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
     """`plan` with another microbatch, sharing or recomputation."""
     layout = plan.layout
     if layout.sequence_parallel != sequence_parallel:
-        layout = dataclasses.replace(layout, sequence_parallel=sequence_parallel)
-    return dataclasses.replace(plan, layout=layout, **changes)  # type: ignore[arg-type]
+        layout = structs.replace(layout, sequence_parallel=sequence_parallel)
+    return structs.replace(plan, layout=layout, **changes)  # type: ignore[arg-type]
 
 
 class Exposed(NamedTuple):
@@ -142,7 +142,7 @@ class Exposed(NamedTuple):
     queued: Floats
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class StageParts:
     """Ranks and parts of the stages of a frame."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.formats import export
 from mpsim.framework import framework_line
@@ -54,7 +54,7 @@ def _words() -> Mapping[str, Any]:
     return words
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Candidate:
     """One layout to launch."""
 
@@ -63,7 +63,7 @@ class Candidate:
     odds: float  # of fitting
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Shortlist(Shown):
     """Layouts to launch, and all that they say something of."""
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.frame import named
 from mpsim.framework import framework_line
@@ -21,7 +21,7 @@ _MODULES = AXES["modules"]
 _LEAST = 1e-3  # gain below which a switch does nothing
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Switched:
     """A layout with switches turned."""
 
@@ -31,7 +31,7 @@ class Switched:
     gain: float  # share of the best layout's step that it saves
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Switches:
     """Gains of what turning switches would give: each alone on the best layout, the largest gain
     first, and those that help together on the best or one of its ties.
@@ -42,8 +42,8 @@ class Switches:
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        both = None if self.together is None else dataclasses.asdict(self.together)
-        return {"alone": [dataclasses.asdict(each) for each in self.alone], "together": both}
+        both = None if self.together is None else structs.asdict(self.together)
+        return {"alone": [structs.asdict(each) for each in self.alone], "together": both}
 
 
 def switches_of(
@@ -134,7 +134,7 @@ _OF_OTHERS: Final = (AXES["virtual_stages"], AXES["modules"])
 _KEYS: Final = tuple(dict.fromkeys((*AXES.values(), *FURTHER.values())))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Decision:
     """One choice of the best layout, and the best layout that chooses otherwise."""
 

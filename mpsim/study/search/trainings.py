@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.hardware.routes import routes_of
 from mpsim.program.program import TICK, Program
@@ -85,7 +85,7 @@ def weight_of(scenario: Scenario, price: float | None, objective: str) -> float:
     return each / _tokens(scenario)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@structs.dataclass(slots=True, eq=False)
 class Machine:
     """One combination of keys that are no axes: a scenario with its bounds and its timer."""
 
@@ -104,7 +104,7 @@ class Machine:
         return weight_of(self.scenario, self.price, objective)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A layout that fits, before it is simulated."""
 
@@ -199,19 +199,19 @@ def _leanness(layout: Layout) -> tuple[int, bool, bool, int]:
     return (layout.micro_batch, offloads, not layout.sequence_parallel, -layout.zero)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@structs.dataclass(eq=False, kw_only=True)
 class Trainings(Space[Candidate]):
     """Legal layouts of a training step on every machine of a search; as `mpsim.search` has them."""
 
     what = "a layout of a search"
 
     scenario: Scenario
-    over: Mapping[str, Sequence[object]] = dataclasses.field(default_factory=dict)
+    over: Mapping[str, Sequence[object]] = structs.field(default_factory=dict)
     also: Sequence[str] = ()
     objective: str = ""
     front: bool = True
     explain: bool = False
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    limits: Limits = structs.field(default_factory=Limits)
     odds: float | None = None
 
     def __post_init__(self) -> None:
@@ -542,7 +542,7 @@ class Trainings(Space[Candidate]):
             places.update(first.values())
         for place in sorted(places):
             summary = simulate_step(self.scenario.with_values(rows[place].values)).summary
-            rows[place] = dataclasses.replace(rows[place], summary=summary)
+            rows[place] = structs.replace(rows[place], summary=summary)
 
     def _own(self, rows: Sequence[Found]) -> Own:
         """Step of the scenario's own layout, and the best layout of the same machine."""

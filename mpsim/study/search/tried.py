@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import read_log
 from mpsim.inputs import read_bytes
@@ -27,7 +27,7 @@ _WARM_UP = 5  # steps that compile, fill caches and open connections
 _PAYS = 0.01  # expected shortening of the step above which another launch pays
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@structs.dataclass(frozen=True, slots=True, repr=False)
 class Tried(Shown):
     """All layouts ranked again after some of them ran."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.memo import remembered
 from mpsim.parallel import AXIS_NAMES
@@ -40,8 +40,8 @@ def account_memory(plan: Plan) -> Memory:
     if plan.classes:
         return join_memory([account_memory(part) for part in plan.parts])
     # links carry nothing here: steps that differ in their rates are accounted once
-    layout = dataclasses.replace(plan.layout, cluster=plan.layout.cluster.at_any_rate)
-    return _accounted(dataclasses.replace(plan, name="", layout=layout))
+    layout = structs.replace(plan.layout, cluster=plan.layout.cluster.at_any_rate)
+    return _accounted(structs.replace(plan, name="", layout=layout))
 
 
 @remembered(_PLANS)

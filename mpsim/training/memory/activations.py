@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.memo import Memo, asked_once, remembered
@@ -39,7 +39,7 @@ _FLOAT32 = 4  # in which a loss is computed
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Kept:
     """Bytes of one microbatch on one stage."""
 
@@ -73,11 +73,11 @@ class Kept:
         )
 
 
-KEPT = tuple(field.name for field in dataclasses.fields(Kept))  # columns of what stages keep
+KEPT = tuple(field.name for field in structs.fields(Kept))  # columns of what stages keep
 columns_of = attrgetter(*KEPT)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """Activations of one rank over its order of actions, and the optimizer's step behind them.
 
@@ -180,17 +180,17 @@ def _as_kept(plan: Plan, layer: Expansion) -> Expansion:
         )
     anew = {Role.DOWN: lifetimes.remade_products, Role.NORM: lifetimes.remade_norms}
     forward = (
-        dataclasses.replace(operator, saved_for_weight=0.0) if anew.get(operator.role) else operator
+        structs.replace(operator, saved_for_weight=0.0) if anew.get(operator.role) else operator
         for operator in layer.forward
     )
-    return dataclasses.replace(layer, forward=tuple(forward)) if any(anew.values()) else layer
+    return structs.replace(layer, forward=tuple(forward)) if any(anew.values()) else layer
 
 
 def _sharding(plan: Plan) -> Sharding:
     """Division of what is kept: over every axis of the mesh where the compiler divides it so."""
     if not plan.layout.framework.memory.divides_kept:
         return plan.sharding
-    return dataclasses.replace(plan.sharding, sequence_parallel=True)
+    return structs.replace(plan.sharding, sequence_parallel=True)
 
 
 def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
@@ -258,7 +258,7 @@ class Pieces:
         if not element:
             return kept
         trained = math.fsum(map(layout.held, layout.trained_parameters(stage).values()))
-        return dataclasses.replace(kept, collected=float(element * trained))
+        return structs.replace(kept, collected=float(element * trained))
 
     def of(self, stage: Stage) -> list[tuple[str, Kept]]:
         """Embedding, layers (or chunks of them that run again together) and head by name."""
@@ -304,7 +304,7 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
         kept = _all(expansion, sharding, repeated)
         beside, largest = _gradients(expansion, sharding)
         beside += _dropped(expansion, sharding, repeated)
-        kept = dataclasses.replace(kept, in_layers=beside, of_layers=largest)
+        kept = structs.replace(kept, in_layers=beside, of_layers=largest)
         inputs = expansion.input_bytes / sharding.divisor(expansion.input_split)
         inputs = min(inputs / (kept.for_input + kept.for_weight), 1.0)
     share = {"none": 0.0, "inputs": inputs, "products": 1.0 - inputs, "all": 1.0}
@@ -315,7 +315,7 @@ def _on_host(kept: Kept, share: float) -> Kept:
     """A layer with a share of what it keeps on the host, back while it is differentiated."""
     whole = kept.for_input + kept.for_weight
     away = share * whole
-    return dataclasses.replace(
+    return structs.replace(
         kept,
         layer=whole - away,
         for_input=(1.0 - share) * kept.for_input,
@@ -361,7 +361,7 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
         element = sharding.activation_bytes / sharding.divisor(Split.TENSOR)
         in_loss = in_head = in_loss + copies * element * weight
         of_loss = element * weight
-    return dataclasses.replace(kept, in_head=in_head, in_loss=in_loss, of_loss=of_loss)
+    return structs.replace(kept, in_head=in_head, in_loss=in_loss, of_loss=of_loss)
 
 
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
@@ -424,6 +424,6 @@ def _softmax(layer: Expansion, sharding: Sharding) -> tuple[float, float]:
             scores = float(_FLOAT32 * shard(operator, sharding).operands[-1])
         cast = operator.saved / sharding.divisor(operator.saved_split) - scores
         if operator.role is Role.SOFTMAX and cast >= 0.0:
-            later = _all(dataclasses.replace(layer, forward=layer.forward[place + 1 :]), sharding)
+            later = _all(structs.replace(layer, forward=layer.forward[place + 1 :]), sharding)
             return scores, cast + later.for_input + later.for_weight
     return 0.0, 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 
-from mpsim import dataclasses
+from mpsim import structs
 
 _MIB = 2**20
 _ROUNDING, _SMALL, _LARGE = 512, _MIB, 10 * _MIB
@@ -18,7 +18,7 @@ _SMALL_SEGMENT, _LARGE_SEGMENT, _STEP = 2 * _MIB, 20 * _MIB, 2 * _MIB
 _RANGE = 2**44  # addresses of an expandable segment; more than any device has
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@structs.dataclass(slots=True, eq=False)
 class Block:
     """A part of a segment, handed out or free."""
 
@@ -29,7 +29,7 @@ class Block:
     name: str = ""  # what it holds
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@structs.dataclass(slots=True, eq=False)
 class Segment:
     """Memory that the driver handed out, cut into blocks in a row; `size` is mapped [B]."""
 
@@ -38,7 +38,7 @@ class Segment:
     stream: int
     small: bool
     expandable: bool = False
-    blocks: list[Block] = dataclasses.field(default_factory=list)
+    blocks: list[Block] = structs.field(default_factory=list)
 
 
 class CachingAllocator:

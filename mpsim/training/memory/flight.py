@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
 from mpsim.training.memory.fresh import Fresh, blocks_as_one, fullest
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """Distinct moments of an order, without those that hold no more than another."""
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Floats
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_unit, largest_weight, weight_sizes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Fresh:
     """Gradients of a rank that its backward makes, and units gathered or being reduced."""
 
@@ -171,7 +171,7 @@ def _with_weights(plan: Plan, gradients: Fresh) -> Fresh:
     layer, head = largest_weight(plan), max(weight_sizes(plan, ["head"]))
     in_layers = (element * plan.units_in_flight + 2 * reduced) * layer
     at_head = (element + reduced) * head
-    return dataclasses.replace(gradients, gathered=in_layers, passing=in_layers, at_head=at_head)
+    return structs.replace(gradients, gathered=in_layers, passing=in_layers, at_head=at_head)
 
 
 def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fresh:
@@ -196,7 +196,7 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
     # before their gradients are copied
     flat = not data.gather_copy_traffic
     whole = (gradient + copied) * (root or table) - (0.0 if flat else element * root)
-    return dataclasses.replace(
+    return structs.replace(
         gradients,
         head=gradient * head if root else gradients.head,
         waiting=max(whole, gradient * root + copied * unit if root else 0.0),

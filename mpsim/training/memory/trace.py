@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK
 from mpsim.result.memory import Memory
@@ -32,7 +32,7 @@ class Change(NamedTuple):
     size: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Played:
     """A trace that an allocator has gone through."""
 

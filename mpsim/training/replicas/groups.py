@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.framework import ParameterGather, Reduction
@@ -40,7 +40,7 @@ _LABELS = {
 _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class ReplicaGroup:
     """A group of ranks that share the parameters of one kind."""
 

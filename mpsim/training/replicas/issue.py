@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.framework import DataBehaviour
 from mpsim.schedule import Action, Orders
@@ -28,7 +28,7 @@ from mpsim.training.replicas.segments import CutRows
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Buckets:
     """Buckets gathered before runs of segments, or reduced after them, columnar."""
 
@@ -36,7 +36,7 @@ class Buckets:
     bucket: Ints  # int64[buckets], its number
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class SegmentRuns:
     """Every segment each time a rank runs it, columnar, by rank and in its order."""
 
@@ -99,7 +99,7 @@ def _buckets(counts: Sequence[tuple[int, ...]], chosen: Ints, base: Ints) -> Buc
     return Buckets(base[which] + np.concatenate(place)[bucket], bucket)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanging:
     """How a plan exchanges parameters and gradients: all that decides their order and waits."""
 
@@ -117,7 +117,7 @@ class Exchanging:
     offload: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Exchanges:
     """Gathers and reductions, those of one rank in the order it issues them."""
 

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Host, host_of
 from mpsim.program.program import Stream
@@ -28,7 +28,7 @@ COPIES = "copies"
 """Name of the prices of copying each bucket."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Copies:
     """Copies that go with exchanges."""
 

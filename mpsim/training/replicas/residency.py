@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.parallel import Stage, shard
 from mpsim.training.plan import Plan
@@ -18,7 +18,7 @@ from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, slots=True, eq=False)
 class Residency:
     """Parameters of one rank of each pipeline rank, float64[P] each."""
 

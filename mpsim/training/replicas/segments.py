@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
+from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.memo import remembered
 from mpsim.parallel import Stage
@@ -41,7 +41,7 @@ class Bucket(NamedTuple):
     experts: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive blocks of an action."""
 

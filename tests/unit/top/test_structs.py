@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 
-from mpsim import dataclasses
+from mpsim import structs
 
 KINDS = [
     {"frozen": frozen, "slots": slots, "eq": eq, "kw_only": kw_only, "repr": shown}
@@ -48,7 +48,7 @@ def _outcome(ask):
 def test_a_class_is_as_the_standard_library_makes_it(options):
     """Signature, fields, text, comparison, hash, copies and refusals."""
     told = []
-    for module in (dataclasses, standard):
+    for module in (structs, standard):
         cls = _made(module, options)
         point = cls(x=1, names=["a"], note="n")
         alike, other = cls(x=1, names=["a"]), cls(x=1, y=3.0)
@@ -73,14 +73,14 @@ def test_a_class_is_as_the_standard_library_makes_it(options):
     assert told[0] == told[1]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Base:
     """A frozen class that is pickled by name."""
 
     x: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@structs.dataclass(frozen=True, slots=True)
 class Derived(Base):
     """Its fields stand behind those of its base."""
 
@@ -94,7 +94,7 @@ def test_a_derived_class_sets_and_pickles_all_fields():
 
 def test_a_class_is_compiled_when_it_is_first_made():
     """Or when somebody asks what it takes."""
-    cls = _made(dataclasses, {"frozen": True, "slots": True})
+    cls = _made(structs, {"frozen": True, "slots": True})
     before = inspect.isfunction(cls.__dict__["__init__"])
     inspect.signature(cls)
     assert [before, inspect.isfunction(cls.__dict__["__init__"])] == [False, True]
