@@ -372,12 +372,10 @@ class ServicePlan:
 
     @property
     def _padding(self) -> int:
-        """Rows that a launch of DeepGEMM passes of each expert; none where others' kernels run.
+        """Rows that a launch of DeepGEMM passes of each expert; none where another kernel runs.
 
-        References
-        ----------
-        vllm-project/vllm, fused_moe/oracle/fp8.py: Triton's where tensor parallelism divides an
-        expert by 8 or more (pull request 29346), and on chips that DeepGEMM has no kernels for.
+        vLLM takes Triton's where tensor parallelism divides an expert by 8 or more, and on chips
+        without DeepGEMM (vllm-project/vllm, fused_moe/oracle/fp8.py; pull request 29346).
         """
         runs = self.tp < _UNDIVIDED * self.ep and self.cluster.accelerator.family in _DEEPGEMM
         return self.engine.expert_padding * runs
