@@ -23,6 +23,7 @@ from mpsim.serving.requests import Served
 from mpsim.serving.tally import ACCOUNT, RowSums, Tally
 from mpsim.units import percent
 
+_BUSY = 0.9  # share of the time that a process has work
 _CAME = 0.9  # of the stated rate, below which somebody should know
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache
 _MEGA = 1e6
@@ -224,6 +225,12 @@ def _warnings(
             f"{rate:.3g} requests came a second, not the {load.rate:g} stated: a session takes"
             f" about {stay:.3g} s, and until the first have ended they are fewer; set warmup to"
             f" {stay:.0f} s and requests to {math.ceil(3.0 * load.rate * stay):,} or more"
+        )
+    most = plan.replicas * plan.pp / plan.stream_time if plan.stream_time else math.inf
+    if _rate(tally.output, tally.seconds) > _BUSY * most:
+        yield (
+            f"one process an instance sends all answers, at most {most:,.0f} tokens a second in"
+            " all: serving.engine.stream_interval: 10 sends ten tokens in one piece"
         )
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"

@@ -97,8 +97,8 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
 @pytest.mark.parametrize(
     ("words", "preset"),
     [
-        ("vLLM 0.10.1.1", "vllm-v1"),
-        ("vLLM 0.10.4", "vllm-v1"),
+        ("vLLM 0.10.1.1", "vllm-0.8"),
+        ("vLLM 0.10.4", "vllm-0.8"),
         ("vLLM v0.15.1", "vllm-async"),
         ("vLLM 0.2.7", "vllm-2023-eager"),
         ("vLLM 0.3.3", "vllm-0.5"),

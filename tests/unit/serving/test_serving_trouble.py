@@ -159,6 +159,25 @@ def test_requests_beyond_what_a_model_was_released_for_are_told():
     assert not any("released for" in text for text in told)
 
 
+def test_a_process_that_sends_all_answers_is_told_where_it_is_the_limit():
+    """Larger pieces are the mend; who leaves it unsaid reads a fourth of what the accelerators could do."""
+    load = {"concurrency": 2048, "requests": 4096, "prompt": 64, "output": 64}
+    data = {
+        "schema": 1,
+        "model": "llama3-8b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "serving": {"replicas": 1, "engine": "trtllm", "workload": load},
+    }
+    one = mpsim.simulate(Scenario.from_mapping(data)).summary
+    assert any("stream_interval: 10" in text for text in one["warnings"])
+    engine = {"preset": "trtllm", "stream_interval": 10}
+    ten = mpsim.simulate(
+        Scenario.from_mapping({**data, "serving": {**data["serving"], "engine": engine}})
+    )
+    assert not any("stream_interval" in text for text in ten.summary["warnings"])
+    assert ten.summary["output_tokens_per_s"] > 1.1 * one["output_tokens_per_s"]
+
+
 def test_users_and_files_come_in_one_way():
     """`concurrency` without an arrival is a closed loop, a trace a trace; with a rate beside it nobody knows."""
     base = {
