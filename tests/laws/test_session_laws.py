@@ -134,5 +134,6 @@ def test_sessions_without_sense_are_refused(load: dict[str, Any], reason: str) -
     """What has no answers to follow, and what nobody could tell the end of."""
     with pytest.raises(ScenarioError, match=reason):
         scenario(load)
-    with pytest.raises(ScenarioError, match="needed 1 to search for a rate"):
+    with pytest.raises(ScenarioError, match="needed 1 to search for a rate") as caught:
         mpsim.search(scenario(slo={"ttft": "1 s"}), objective="rate")
+    assert [problem.key for problem in caught.value.problems] == ["serving.workload.turns"]

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from mpsim import structs
-from mpsim.errors import ScenarioError
+from mpsim.errors import Problem, ScenarioError
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
@@ -57,23 +57,22 @@ def has_stream(workload: Workload, slo: ServiceLevel) -> bool:
     return limited and workload.arrival in _OPEN
 
 
-def require_stream(workload: Workload, slo: ServiceLevel) -> None:
+def require_stream(scenario: Scenario) -> None:
     """Refuse a workload without a rate, or without limits that could break: a ScenarioError."""
-    if workload.arrival not in _OPEN:
-        raise ScenarioError(
-            f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to"
-            " search for a rate, or for the fewest gpus"
-        )
-    if workload.turns > 1:
-        raise ScenarioError(
-            f"got turns: {workload.turns}, whose requests wait for answers; needed 1 to search for"
-            " a rate, or for the fewest gpus: ask for --objective goodput, cost or throughput"
-        )
+    load, slo, problems = scenario.service.workload, scenario.service.slo, []
+    ask = "to search for a rate, or for the fewest gpus"
+    if load.arrival not in _OPEN:
+        text = f"got {load.arrival}, which has no rate; needed poisson, gamma or trace {ask}"
+        problems.append(Problem(text, key="serving.workload.arrival"))
+    if load.turns > 1:
+        text = f"got {load.turns}, whose requests wait for answers; needed 1 {ask}"
+        text += ": ask for --objective goodput, cost or throughput"
+        problems.append(Problem(text, key="serving.workload.turns"))
     if slo.ttft is None and slo.tpot is None:
-        raise ScenarioError(
-            "got no limits; needed serving.slo with ttft or tpot to search for a rate, or for the"
-            " fewest gpus"
-        )
+        text = f"got no limits; needed ttft or tpot {ask}"
+        problems.append(Problem(text, key="serving.slo"))
+    if problems:
+        raise ScenarioError(scenario.locate(problems))
 
 
 class Streams:

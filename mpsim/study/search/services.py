@@ -242,7 +242,7 @@ class Services(Space[_Candidate]):
                 "got no limits; needed serving.slo with ttft or tpot to count goodput"
             )
         if self.objective in ("rate", "gpus"):
-            require_stream(service.workload, service.slo)
+            require_stream(self.scenario)
         self._rows: dict[_Candidate, FoundService] = {}
         self._entries: dict[_Candidate, Entry] = {}
         # of what the last service could serve at most, that it did
