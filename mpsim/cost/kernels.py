@@ -28,6 +28,7 @@ from mpsim.cost.curves import kernel_class, kernel_reading
 from mpsim.cost.formulas import GemmConstants, attention_pairs, gemm_seconds, memory_seconds
 from mpsim.cost.power import Board, Load
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
+from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
@@ -352,8 +353,6 @@ class KernelModel:
         if shared:  # experts follow each other in its tiles: both work on the one between them
             padding = 1.0 + height / np.maximum(np.where(ragged, m, k), 1.0)
         else:
-            from mpsim.cost.waves import group_padding
-
             tile = height, largest
             padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
         c = structs.replace(c, knee=knee or c.knee)
@@ -362,8 +361,6 @@ class KernelModel:
     def _product_seconds(self, shape: _Shapes, peak: float, c: GemmConstants) -> Floats:
         if self._waves is None:
             return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c)
-        from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
-
         for leaf in self._waves:
             self._use(self._waves, leaf)
         tiling = read_tiling(self._waves)

@@ -36,7 +36,7 @@ CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0
 _DEEPGEMM = ("hopper", "blackwell")  # chips of its kernels (is_deep_gemm_supported of vLLM)
-_UNDIVIDED = 8  # ways of dividing an expert from which vLLM takes Triton's kernel
+_FINE = 8  # ranks that share an expert, from which on vLLM takes Triton's kernel
 _STREAM = 17  # of the seed: the requests are drawn from others
 
 
@@ -346,28 +346,22 @@ class ServicePlan:
     @functools.cached_property
     def prices(self) -> IterationPrices:
         """Prices of the iterations of one instance."""
-        cluster = self.cluster
-        reductions = Reductions(cluster, self.tp, self.rates, self.engine)
+        cluster, rates, engine = self.cluster, self.rates, self.engine
+        reductions = Reductions(cluster, self.tp, rates, engine)
+        products = Products(cluster, rates, engine.expert_kernel, engine.cast_time, self._padding)
         crosses = self.tp * self.pp > cluster.domain_size
         link = cluster.node.nic if crosses else cluster.node.scale_up
+        exchanged = self.ep > 1 and self.attention_dp > 1
         return IterationPrices(
             self.work,
-            self.rates,
-            self.engine,
+            rates,
+            engine,
             reductions,
             CACHE_BYTES[self.kv],
             send=(link.hop_latency, link.bandwidth * link.efficiency),
-            products=Products(
-                cluster,
-                self.rates,
-                self.engine.expert_kernel,
-                cast_time=self.engine.cast_time,
-                padding=self._padding,
-            ),
+            products=products,
             draft=self.draft,
-            exchange=Exchange(cluster, self.work)
-            if self.ep > 1 and self.attention_dp > 1
-            else None,
+            exchange=Exchange(cluster, self.work) if exchanged else None,
         )
 
     @property
@@ -377,7 +371,7 @@ class ServicePlan:
         vLLM takes Triton's where tensor parallelism divides an expert by 8 or more, and on chips
         without DeepGEMM (vllm-project/vllm, fused_moe/oracle/fp8.py; pull request 29346).
         """
-        runs = self.tp < _UNDIVIDED * self.ep and self.cluster.accelerator.family in _DEEPGEMM
+        runs = self.tp < _FINE * self.ep and self.cluster.accelerator.family in _DEEPGEMM
         return self.engine.expert_padding * runs
 
     @functools.cached_property
@@ -598,8 +592,7 @@ class ServicePlan:
         kept = np.minimum(rules.window, tokens) * rules.window_share
         blocks = rules.state_blocks + np.ceil(kept / rules.block).astype(np.int64)
         tokens = tokens + blocks * rules.block
-        too_long = int((tokens > room).sum())
-        if too_long:
+        if too_long := int((tokens > room).sum()):
             raise ScenarioError(
                 f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has"
                 f" {tokens.max():,} tokens, {holder} holds {room:,}; raise tp or pp, take narrower"

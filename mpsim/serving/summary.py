@@ -228,9 +228,10 @@ def _warnings(
         )
     most = plan.replicas * plan.pp / plan.stream_time if plan.stream_time else math.inf
     if _rate(tally.output, tally.seconds) > _BUSY * most:
+        wider = 10 * plan.engine.stream_interval
         yield (
             f"one process an instance sends all answers, at most {most:,.0f} tokens a second in"
-            " all: serving.engine.stream_interval: 10 sends ten tokens in one piece"
+            f" all: serving.engine.stream_interval: {wider} sends {wider} tokens in one piece"
         )
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"

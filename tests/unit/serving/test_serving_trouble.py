@@ -143,39 +143,37 @@ def test_a_model_that_was_released_narrow_is_served_so():
     assert (other.service.weights, other.told) == ("bf16", {})
 
 
+def _figures(model, load, **serving):
+    """Summary of one instance on a node of H100."""
+    data = {
+        "schema": 1,
+        "model": model,
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "serving": {"replicas": 1, "workload": load, **serving},
+    }
+    return mpsim.simulate(Scenario.from_mapping(data)).summary
+
+
 def test_requests_beyond_what_a_model_was_released_for_are_told():
     """An engine refuses them by its max_model_len, and nothing else of a run would say so."""
     load = {"rate": 1.0, "requests": 2, "prompt": 4090, "output": 8}
-    data = {
-        "schema": 1,
-        "model": "llama2-7b",
-        "cluster": {"preset": "dgx-h100", "nodes": 1},
-        "serving": {"replicas": 1, "workload": load},
-    }
-    told = mpsim.simulate(Scenario.from_mapping(data)).summary["warnings"]
+    told = _figures("llama2-7b", load)["warnings"]
     assert any("4,098 tokens, and llama2-7b was released for 4,096" in text for text in told)
-    fits = {**data, "serving": {"replicas": 1, "workload": {**load, "output": 6}}}
-    told = mpsim.simulate(Scenario.from_mapping(fits)).summary["warnings"]
+    told = _figures("llama2-7b", {**load, "output": 6})["warnings"]
     assert not any("released for" in text for text in told)
 
 
 def test_a_process_that_sends_all_answers_is_told_where_it_is_the_limit():
-    """Larger pieces are the mend; who leaves it unsaid reads a fourth of what the accelerators could do."""
+    """Larger pieces than those that it sends are the mend; who leaves it unsaid reads a fourth of what the accelerators could do."""
     load = {"concurrency": 2048, "requests": 4096, "prompt": 64, "output": 64}
-    data = {
-        "schema": 1,
-        "model": "llama3-8b",
-        "cluster": {"preset": "dgx-h100", "nodes": 1},
-        "serving": {"replicas": 1, "engine": "trtllm", "workload": load},
-    }
-    one = mpsim.simulate(Scenario.from_mapping(data)).summary
-    assert any("stream_interval: 10" in text for text in one["warnings"])
-    engine = {"preset": "trtllm", "stream_interval": 10}
-    ten = mpsim.simulate(
-        Scenario.from_mapping({**data, "serving": {**data["serving"], "engine": engine}})
-    )
-    assert not any("stream_interval" in text for text in ten.summary["warnings"])
-    assert ten.summary["output_tokens_per_s"] > 1.1 * one["output_tokens_per_s"]
+    one = _figures("llama3-8b", load, engine="trtllm")
+    assert any("stream_interval: 10 sends 10 tokens" in text for text in one["warnings"])
+    ten = _figures("llama3-8b", load, engine={"preset": "trtllm", "stream_interval": 10})
+    assert not any("stream_interval" in text for text in ten["warnings"])
+    assert ten["output_tokens_per_s"] > 1.1 * one["output_tokens_per_s"]
+    slow = {"preset": "trtllm", "stream_interval": 10, "stream_time": "10 ms"}
+    told = _figures("llama3-8b", load, engine=slow)["warnings"]
+    assert any("stream_interval: 100 sends 100 tokens" in text for text in told)
 
 
 def test_users_and_files_come_in_one_way():
