@@ -13,6 +13,7 @@ from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework
 from mpsim.scenario.layers import Layers, lay_values
+from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "design", "include", "overrides")
+
+
+def mistake(name: str, scenario: Written, /, **figures: object) -> Problem:
+    """A mistake in the words of data/mistakes.yaml, with `figures` beside those of the scenario."""
+    row = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name]
+    said, key = (row[part].format(s=scenario, **figures) for part in ("says", "key"))
+    return Problem(said, key)
 
 
 def check_model(scenario: Written) -> Iterator[Problem]:
@@ -69,33 +77,24 @@ def check_design(scenario: Written) -> Iterator[Problem]:
     if (design := scenario.design) is None:
         return
     yield from _wrong_grid(scenario, design.choices, "design.choices")
-    for key, values in design.choices.items():
+    for choice, values in design.choices.items():
         for value in (each for each in values if isinstance(each, Mapping) and each):
-            message = f"got a mapping, which no price can name; needed {key}.{next(iter(value))}"
-            yield Problem(message, f"design.choices.{key}")
-        if key.partition(".")[0] != "cluster":
-            message = (
-                "is no key of the cluster; the search finds the layout, so needed a key such as"
-                " cluster.nodes"
-            )
-            yield Problem(message, f"design.choices.{key}")
+            yield mistake("unpriced_choice", scenario, choice=choice, part=next(iter(value)))
+        if choice.partition(".")[0] != "cluster":
+            yield mistake("foreign_choice", scenario, choice=choice)
     bought = design.money.basis == "purchase"
-    idle: dict[str, object] = {
+    other, own = ("rent", "purchase") if bought else ("purchase", "rent")
+    for idle, is_idle in {
         "design.money.offer": bought and design.money.offer,
         "design.money.life": not bought and design.money.life,
         "design.money.tariff": not bought and design.money.tariff,
         "design.bounds.capital": not bought and design.bounds.capital,
-    }
-    for key, is_idle in idle.items():
+    }.items():
         if is_idle:
-            other, own = ("rent", "purchase") if bought else ("purchase", "rent")
-            yield Problem(f"is of a {other}, and design.money.basis is {own}; leave one out", key)
-    if (shared := math.fsum(job.share for job in design.jobs.values())) > 1.0 + 1e-9:
+            yield mistake("idle_money", scenario, idle=idle, other=other, own=own)
+    if (total := math.fsum(job.share for job in design.jobs.values())) > 1.0 + 1e-9:
         shares = ", ".join(f"{name} {job.share:g}" for name, job in design.jobs.items())
-        message = (
-            f"cannot share the nodes: {shares} make {shared:g}; needed shares that sum to at most 1"
-        )
-        yield Problem(message, "design.jobs")
+        yield mistake("shares", scenario, shares=shares, total=total)
 
 
 def _wrong_grid(
@@ -103,8 +102,7 @@ def _wrong_grid(
 ) -> Iterator[Problem]:
     total = math.prod(map(len, values.values()))
     if total > MAX_POINTS:
-        message = f"makes {total} points; needed at most {MAX_POINTS}: try fewer values"
-        yield Problem(message, section)
+        yield mistake("points", scenario, section=section, total=total, most=MAX_POINTS)
         return
     for problem in wrong_values(scenario, values):
         yield structs.replace(problem, key=f"{section}.{problem.key}")

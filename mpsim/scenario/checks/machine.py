@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
-from mpsim.scenario.checks.common import multiples
+from mpsim.scenario.checks.common import mistake, multiples
 from mpsim.scenario.sections import Variation, factors
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ def check_world(scenario: Written) -> Iterator[Problem]:
     each, product = p.replica_ranks, factors(p.dividing)
     world, per_node = cluster.accelerators, cluster.node.accelerators
     have = f"the cluster has {cluster.nodes} nodes x {per_node} = {world} accelerators"
+    figures = {"product": product, "have": have}
     if p.dp is None and world % each:
         whole = multiples(world, math.lcm(each, per_node))
         nodes = " or ".join(str(size // per_node) for size in whole)
-        message = f"{product} = {each}, but {have}, not a multiple; set cluster.nodes to {nodes}"
         # the largest degree, the pipeline's among equals
         blamed = max(p.dividing, key=lambda axis: (p.dividing[axis], axis == "pp"))
-        yield Problem(f"{message}, or change a degree", f"parallelism.{blamed}")
+        yield mistake("world", scenario, blamed=blamed, each=each, nodes=nodes, **figures)
     if p.dp is None or (need := each * p.dp) == world:
         return
     mends = []
@@ -35,64 +35,49 @@ def check_world(scenario: Written) -> Iterator[Problem]:
     if need % per_node == 0:
         mends.append(f"set cluster.nodes to {need // per_node}")
     mend = ", or ".join(mends) or "change a degree"
-    yield Problem(f"{product} x dp {p.dp} = {need}, but {have}; {mend}", "parallelism.dp")
+    yield mistake("replicas", scenario, need=need, mend=mend, **figures)
 
 
 def check_parts(scenario: Written) -> Iterator[Problem]:
     """Parts of a mixed cluster cover every pipeline rank or every replica, once."""
     choice = scenario.cluster
     if choice.stages is not None and choice.replicas is not None:
-        message = "got stages and replicas; needed one, along which the cluster is mixed"
-        yield Problem(message, "cluster.replicas")
+        yield mistake("mixed_twice", scenario)
         return
     needs = (("stages", "pp", scenario.parallelism.pp), ("replicas", "dp", scenario.dp))
     for key, axis, degree in needs:
         parts = getattr(choice, key)
         covered = sum(part.count for part in parts or ())
         if parts is not None and covered != degree:
-            message = f"counts sum to {covered}, but {axis} is {degree}; change a count, or {axis}"
-            yield Problem(message, f"cluster.{key}")
+            yield mistake("parts", scenario, part=key, covered=covered, axis=axis, degree=degree)
 
 
 def check_replica_batches(scenario: Written) -> Iterator[Problem]:
     """An uneven batch has whole microbatches on every replica and is all of the global batch."""
-    training, dp = scenario.training_step, scenario.dp
-    batches, key = training.batch_per_replica, "training.batch_per_replica"
+    training = scenario.training_step
+    batches, micro = training.batch_per_replica, training.micro_batch
     if batches is None:
         return
-    if len(batches) != dp:
-        yield Problem(f"got {len(batches)} batches for dp {dp}; needed one a replica", key)
+    if len(batches) != scenario.dp:
+        yield mistake("batches", scenario, count=len(batches))
     if (total := sum(batches)) != training.global_batch:
-        message = f"sums to {total}, but global_batch is {training.global_batch}; make them equal"
-        yield Problem(message, key)
-    micro = training.micro_batch
+        yield mistake("batch_sum", scenario, total=total)
     for number, batch in enumerate(batches):
         if batch % micro:
             mend = max(1, batch // micro) * micro
-            message = f"got {batch}, not a multiple of micro_batch {micro}; set it to {mend}"
-            yield Problem(message, f"{key}.{number}")
+            yield mistake("replica_batch", scenario, number=number, batch=batch, mend=mend)
 
 
 def check_mixture(scenario: Written) -> Iterator[Problem]:
     """A mixed cluster asks for nothing that cannot be simulated on it."""
     if not scenario.is_mixed:
         return
-    p = scenario.parallelism
-    if p.offload != "none":
-        message = f"got {p.offload} on mixed nodes, whose hosts may differ; set offload to none"
-        yield Problem(message, "parallelism.offload")
-    if scenario.has_uneven_replicas and p.ep > 1:
-        message = (
-            f"got {p.ep}, but replicas that differ cannot share experts: their layers would wait"
-            " for each other; set ep to 1, or mix the cluster by stages"
-        )
-        yield Problem(message, "parallelism.ep")
+    if scenario.parallelism.offload != "none":
+        yield mistake("mixed_offload", scenario)
+    if scenario.has_uneven_replicas and scenario.parallelism.ep > 1:
+        yield mistake("mixed_experts", scenario)
     if scenario.has_uneven_replicas and scenario.simulation.network == "flow":
-        message = (
-            "got flow, but replicas differ, and what they share is not counted; set network to"
-            " analytic"
-        )
-        yield Problem(message, "simulation.network")
+        yield mistake("mixed_flow", scenario)
 
 
 def absent_parts(variation: Variation, nodes: int, accelerators: int) -> list[Problem]:
@@ -125,21 +110,12 @@ def check_variation(scenario: Written) -> Iterator[Problem]:
         return
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
     if variation.experts and scenario.transformer.moe is None:
-        message = (
-            f"got {variation.experts:g}, but the model is dense and has no experts whose load could"
-            " vary; leave it out"
-        )
-        yield Problem(message, "variation.experts")
+        yield mistake("varied_experts", scenario)
     if scenario.has_uneven_replicas:
-        message = (
-            "got a variation where data-parallel replicas differ already; it is drawn for replicas"
-            " that are alike: leave it out, or give all replicas the same nodes and batch"
-        )
-        yield Problem(message, "variation")
+        yield mistake("varied_replicas", scenario)
 
 
 def check_outages(scenario: Written) -> Iterator[Problem]:
     """Refuse outages in training, which has checkpoints to go back to."""
     if scenario.variation is not None and scenario.variation.outages:
-        message = "got outages, which services have; leave them out, and see 'mpsim goodput'"
-        yield Problem(message, "variation.outages")
+        yield mistake("outages", scenario)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap, SelectiveRecompute
 from mpsim.scenario.balance import stage_layers
-from mpsim.scenario.checks.common import nearest_two
+from mpsim.scenario.checks.common import mistake, nearest_two
 from mpsim.scenario.sections import REPLICATING, factors
 
 if TYPE_CHECKING:
@@ -28,22 +28,14 @@ def check_recompute(scenario: Written) -> Iterator[Problem]:
     training = scenario.training_step
     for name, wanted in _OF_GRANULARITY.items():
         if getattr(training, name) is not None and training.recompute != wanted:
-            message = (
-                f"got a value, but recompute is {training.recompute} and only {wanted} has it;"
-                f" leave it out, or set recompute to {wanted}"
-            )
-            yield Problem(message, f"training.{name}")
-    reasons = list(_against_per_op(scenario)) if training.recompute == "per-op" else []
+            yield mistake("granularity", scenario, name=name, wanted=wanted)
+    reasons = " and ".join(_against_per_op(scenario)) if training.recompute == "per-op" else ""
     if reasons:
-        preset = scenario.framework.preset
         is_own = scenario.software.kernels.recompute_selective is SelectiveRecompute.PER_OP
+        preset = scenario.framework.preset
         meant = f"per-op (which {preset} calls selective)" if is_own else "per-op"
         instead = "recompute_modules with selective" if is_own else "selective"
-        message = (
-            f"got {meant}, which counts the seven products of a Llama layer, but"
-            f" {' and '.join(reasons)}; take {instead}, full or none"
-        )
-        yield Problem(message, "training.recompute")
+        yield mistake("per_op", scenario, meant=meant, reasons=reasons, instead=instead)
 
 
 def check_offload_activations(scenario: Written) -> Iterator[Problem]:
@@ -51,30 +43,13 @@ def check_offload_activations(scenario: Written) -> Iterator[Problem]:
     training = scenario.training_step
     offload, layers = training.offload_activations, training.offload_layers
     if layers is not None and offload is None:
-        message = (
-            f"got {layers}, but no activation is offloaded; set offload_activations to all, or"
-            " leave it out"
-        )
-        yield Problem(message, "training.offload_layers")
-    elif layers is not None and layers > _largest_stage(scenario):
-        most = _largest_stage(scenario)
-        message = (
-            f"got {layers}; needed 1 to {most}, the layers of the largest (virtual) stage; set it"
-            f" to {most}"
-        )
-        yield Problem(message, "training.offload_layers")
+        yield mistake("idle_offload_layers", scenario)
+    elif layers is not None and layers > (most := _largest_stage(scenario)):
+        yield mistake("offload_layers", scenario, most=most)
     if offload == "products" and training.recompute == "full":
-        message = (
-            "got products, but full recomputation keeps inputs of layers alone; set it to inputs"
-        )
-        yield Problem(message, "training.offload_activations")
+        yield mistake("offload_products", scenario)
     if offload and training.recompute_method != "block" and (training.recompute_layers or 1) > 1:
-        message = (
-            f"got {offload} with chunks of {training.recompute_layers} layers, whose one input"
-            " would be fetched long before its use, which is not simulated; set recompute_layers"
-            " to 1"
-        )
-        yield Problem(message, "training.offload_activations")
+        yield mistake("offload_chunks", scenario)
 
 
 def _against_per_op(scenario: Written) -> Iterator[str]:
@@ -98,31 +73,17 @@ def check_recompute_layers(scenario: Written) -> Iterator[Problem]:
     training = scenario.training_step
     if training.recompute != "full":
         return
-    key, most = "training.recompute_layers", _largest_stage(scenario)
-    block, layers = training.recompute_method == "block", training.recompute_layers
+    most, layers = _largest_stage(scenario), training.recompute_layers
+    block = training.recompute_method == "block"
     least = 0 if block else 1
-    if layers is None and block:
-        message = (
-            "missing; with recompute_method block needed how many layers of every stage run again,"
-            f" 0 to {most}"
-        )
-        yield Problem(message, key)
-    elif layers is None:
-        return
+    if layers is None:
+        if block:
+            yield mistake("block_layers", scenario, most=most)
     elif not least <= layers <= most:
         mend = max(least, min(layers, most))
-        message = (
-            f"got {layers}; needed {least} to {most}: the largest (virtual) stage has {most}"
-            f" layers; set it to {mend}"
-        )
-        yield Problem(message, key)
+        yield mistake("recompute_layers", scenario, least=least, most=most, mend=mend)
     elif layers > 1 and not block and scenario.parallelism.zero == _SHARDED_PARAMETERS:
-        message = (
-            f"got chunks of {layers} with zero 3: layers of a chunk run again long before their"
-            " gradients, and would be gathered for each, which is not simulated; set"
-            " recompute_layers to 1, or zero to 2 or less"
-        )
-        yield Problem(message, key)
+        yield mistake("gathered_chunks", scenario)
 
 
 def _largest_stage(scenario: Written) -> int:
@@ -146,8 +107,7 @@ def check_recompute_modules(scenario: Written) -> Iterator[Problem]:
     ]
     if faults:
         legal = ", ".join(legal_modules(scenario))
-        message = f"got {'; '.join(faults)}; this model can run again {legal}"
-        yield Problem(message, "training.recompute_modules")
+        yield mistake("modules", scenario, faults="; ".join(faults), legal=legal)
 
 
 def legal_modules(scenario: Written) -> tuple[str, ...]:
@@ -190,21 +150,11 @@ _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 
 def check_zero(scenario: Written) -> Iterator[Problem]:
     """The framework shards as much as is asked of it, with as many pipeline stages."""
-    zero, pp = scenario.parallelism.zero, scenario.parallelism.pp
-    data, name = scenario.software.data, scenario.software.name
+    zero, data = scenario.parallelism.zero, scenario.software.data
     if zero > data.zero_limit:
-        message = (
-            f"got {zero}, but {name} does not shard {_SHARED[zero]}; set zero to at most"
-            f" {data.zero_limit}, or take a framework that does (see 'mpsim show frameworks')"
-        )
-        yield Problem(message, "parallelism.zero")
-    elif pp > 1 and zero > data.pipeline_zero_limit:
-        message = (
-            f"got {zero} with pp {pp}, but {name} does not shard {_SHARED[zero]} in a pipeline,"
-            " where every microbatch would move them (framework.pipeline_zero_limit); set zero to"
-            f" at most {data.pipeline_zero_limit}, or pp to 1"
-        )
-        yield Problem(message, "parallelism.zero")
+        yield mistake("zero", scenario, shared=_SHARED[zero])
+    elif scenario.parallelism.pp > 1 and zero > data.pipeline_zero_limit:
+        yield mistake("pipeline_zero", scenario, shared=_SHARED[zero])
 
 
 def check_shard(scenario: Written) -> Iterator[Problem]:
@@ -213,15 +163,11 @@ def check_shard(scenario: Written) -> Iterator[Problem]:
     if shard is None or scenario.dp < 1:
         return
     if scenario.parallelism.zero == 0:
-        message = (
-            f"got {shard}, but zero 0 shares nothing; set zero to 1, 2 or 3, or leave shard out"
-        )
-        yield Problem(message, "parallelism.shard")
+        yield mistake("idle_shard", scenario)
     elif replicas % shard:
         product = factors({axis: scenario.degrees[axis] for axis in REPLICATING})
         near = nearest_two((n for n in range(1, replicas + 1) if replicas % n == 0), shard)
-        message = f"got {shard}, which does not divide {product} = {replicas}; set it to {near}"
-        yield Problem(message, "parallelism.shard")
+        yield mistake("shard", scenario, product=product, near=near)
 
 
 def check_offload(scenario: Written) -> Iterator[Problem]:
@@ -229,37 +175,19 @@ def check_offload(scenario: Written) -> Iterator[Problem]:
     p = scenario.parallelism
     if p.offload == "none":
         if p.offload_to != "host":
-            message = (
-                f"got {p.offload_to}, but nothing is offloaded; set offload to optimizer or"
-                " parameters"
-            )
-            yield Problem(message, "parallelism.offload_to")
+            yield mistake("idle_offload_to", scenario)
         return
-    needed = 3 if p.offload == "parameters" else 1
-    if p.zero < needed:
-        message = (
-            f"got {p.offload} with zero {p.zero}; the host keeps a rank's share, so {p.offload}"
-            f" needs zero {needed}{' or more' if needed == 1 else ''}; set zero to {needed}, or"
-            f" offload to {'none' if p.zero == 0 else 'optimizer'}"
-        )
-        yield Problem(message, "parallelism.offload")
+    zero, needed = (3, "3") if p.offload == "parameters" else (1, "1 or more")
+    if p.zero < zero:
+        instead = "none" if p.zero == 0 else "optimizer"
+        yield mistake("offload", scenario, zero=zero, needed=needed, instead=instead)
     if p.offload_to == "nvme" and p.zero < 3:
-        message = (
-            f"got nvme with zero {p.zero}; states on drives need zero 3; set zero to 3, or"
-            " offload_to to host"
-        )
-        yield Problem(message, "parallelism.offload_to")
+        yield mistake("nvme", scenario)
 
 
 def check_steps_in_backward(scenario: Written) -> Iterator[Problem]:
     """An optimizer in the backward frees gradients that nothing adds to afterwards."""
     if not scenario.software.memory.steps_in_backward:
         return
-    microbatches, pp = scenario.microbatches, scenario.parallelism.pp
-    if microbatches > 1 or pp > 1:
-        message = (
-            f"got true with {microbatches} microbatches and pp {pp}; gradients of several"
-            " microbatches are added up before the optimizer: set training.micro_batch so that"
-            " there is one microbatch a step on one stage, or steps_in_backward to false"
-        )
-        yield Problem(message, "framework.steps_in_backward")
+    if scenario.microbatches > 1 or scenario.parallelism.pp > 1:
+        yield mistake("steps_in_backward", scenario)

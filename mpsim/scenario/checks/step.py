@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import HardwareError, Problem, ScenarioError
 from mpsim.scenario.balance import balanced_stages, stage_layers
-from mpsim.scenario.checks.common import multiples_near, nearest_two
+from mpsim.scenario.checks.common import mistake, multiples_near, nearest_two
 from mpsim.schedule import schedule
 
 if TYPE_CHECKING:
@@ -20,18 +20,13 @@ MAX_ACTIONS: Final = 20_000_000  # forwards and backwards of one pipeline: what 
 
 def check_batch(scenario: Written) -> Iterator[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
-    batch, dp = scenario.training_step.global_batch, scenario.dp
-    micro, p = scenario.training_step.micro_batch, scenario.parallelism
-    if dp < 1 or batch % (dp * micro) == 0 or scenario.training_step.batch_per_replica is not None:
+    training, p, dp = scenario.training_step, scenario.parallelism, scenario.dp
+    each = dp * training.micro_batch
+    if dp < 1 or training.global_batch % each == 0 or training.batch_per_replica is not None:
         return
     if p.dp is None and scenario.world_size % p.replica_ranks:
         return  # how many replicas there are is not known yet
-    near = multiples_near(batch, dp * micro)
-    message = (
-        f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to"
-        f" {near}"
-    )
-    yield Problem(message, "training.global_batch")
+    yield mistake("batch", scenario, each=each, near=multiples_near(training.global_batch, each))
 
 
 def check_precision(scenario: Written) -> Iterator[Problem]:
@@ -49,11 +44,7 @@ def check_network(scenario: Written) -> Iterator[Problem]:
     asks = ["network: flow"] * (simulation.network == "flow")
     asks += ["interference"] * simulation.interference
     if asks and simulation.engine == "replay":
-        message = (
-            f"replay cannot change rates while it runs, as {' and '.join(asks)} needs; set engine"
-            " to auto"
-        )
-        yield Problem(message, "simulation.engine")
+        yield mistake("replay", scenario, asks=" and ".join(asks))
 
 
 def check_virtual_stages(scenario: Written) -> Iterator[Problem]:
@@ -65,27 +56,21 @@ def check_virtual_stages(scenario: Written) -> Iterator[Problem]:
     usable = facts.interleaves or given == facts.chunks
     if usable if given is not None else facts.chunks is not None:
         return
-    message = f"got {given}; {name} has {facts.chunks}: leave it out"
     if given is None:
-        message = f"missing; {name} needs it, such as {{name: {name}, virtual_stages: 2}}"
+        yield mistake("missing_chunks", scenario)
     elif facts.chunks == 1:
-        message = (
-            f"got {given}, but {name} has one chunk a rank; take interleaved-1f1b, or leave it out"
-        )
-    yield Problem(message, "schedule.virtual_stages")
+        yield mistake("one_chunk", scenario)
+    else:
+        yield mistake("own_chunks", scenario, chunks=facts.chunks)
 
 
 def check_pipeline(scenario: Written) -> Iterator[Problem]:
     """The framework has a pipeline where one is asked for, and chunks where its schedule has."""
-    pp, software = scenario.parallelism.pp, scenario.software
-    if pp > 1 and not software.pipeline.has_pipeline:
-        mend = "set pp to 1, or take a framework that has one (see 'mpsim show frameworks')"
-        message = f"got {pp}, but {software.name} has no pipeline (framework.has_pipeline); {mend}"
-        yield Problem(message, "parallelism.pp")
-    elif pp > 1 and scenario.virtual_stages > 1 and not software.pipeline.has_chunks:
-        mend = "(framework.has_chunks); take 1f1b, or a framework that interleaves"
-        message = f"has several chunks of layers a rank, but {software.name} runs one {mend}"
-        yield Problem(message, "schedule")
+    pp, pipeline = scenario.parallelism.pp, scenario.software.pipeline
+    if pp > 1 and not pipeline.has_pipeline:
+        yield mistake("pipeline", scenario)
+    elif pp > 1 and scenario.virtual_stages > 1 and not pipeline.has_chunks:
+        yield mistake("chunks", scenario)
 
 
 def check_groups(scenario: Written) -> Iterator[Problem]:
@@ -97,50 +82,43 @@ def check_groups(scenario: Written) -> Iterator[Problem]:
     counts = map(scenario.microbatches_of, range(len(training.batch_per_replica or (0,))))
     if software.pipeline.whole_groups and (left := [count for count in counts if count % pp]):
         near = multiples_near(training.global_batch, scenario.dp * training.micro_batch * pp)
-        message = (
-            f"makes {left[0]} microbatches a replica, but {software.name} interleaves multiples of"
-            f" pp {pp} alone (framework.whole_groups); set it to {near}"
-        )
-        yield Problem(message, "training.global_batch")
+        yield mistake("groups", scenario, left=left[0], near=near)
 
 
 def check_schedule_file(scenario: Written) -> Iterator[Problem]:
     """The file of a schedule exists."""
     file = scenario.schedule.file
     if file is not None and not Path(file).is_file():
-        yield Problem(f"no file {file!r}; give the path of a CSV file", "schedule.file")
+        yield mistake("schedule_file", scenario)
 
 
 def check_stages(scenario: Written) -> Iterator[Problem]:
     """Layers can be divided among the (virtual) pipeline stages."""
     p, layers, chunks = scenario.parallelism, scenario.transformer.layers, scenario.virtual_stages
-    stages, key = p.pp * chunks, "parallelism.layers_per_stage"
+    stages = p.pp * chunks
     spelled = f"pp {p.pp} x virtual_stages {chunks} = {stages} stages"
     if p.layers_per_stage == "auto":
         if stage_layers(scenario) is None:
-            split = scenario.software.pipeline.stage_split
-            message = (
-                f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset}"
-                f" splits them (framework.stage_split: {split}); set pp or virtual_stages lower"
-            )
-            yield Problem(message, key)
+            yield mistake("auto_stages", scenario, spelled=spelled)
         return
     if p.layers_per_stage is not None:
-        wrong = "; ".join(_wrong_layers(p.layers_per_stage, stages, spelled, layers))
-        if wrong:
-            message = f"{wrong}; correct the list, or leave it out for an even division"
-            yield Problem(message, key)
+        if wrong := "; ".join(_wrong_layers(p.layers_per_stage, stages, spelled, layers)):
+            yield mistake("stage_list", scenario, wrong=wrong)
         return
     counted = p.embedding_counts_as_layer + p.loss_counts_as_layer
     each, left = divmod(layers + counted, stages)
     if not left and each >= 1 and (stages > 1 or each > counted):
         return
-    extra = f" and {counted} counted as layers" if counted else ""
     even = [n for n in range(1, layers + 1) if layers % (n * chunks) == 0]
     placed = [n for n in even if scenario.world_size % (n * p.tp * p.cp) == 0]
-    sizes = nearest_two(placed or even, p.pp, "a divisor")
-    message = f"{layers} layers{extra} do not divide among {spelled}; set pp to {sizes}, "
-    yield Problem(message + _balanced(scenario), "parallelism.pp")
+    yield mistake(
+        "stages",
+        scenario,
+        extra=f" and {counted} counted as layers" if counted else "",
+        spelled=spelled,
+        sizes=nearest_two(placed or even, p.pp, "a divisor"),
+        balanced=_balanced(scenario),
+    )
 
 
 def _balanced(scenario: Written) -> str:
@@ -170,8 +148,4 @@ def check_size(scenario: Written) -> Iterator[Problem]:
         return
     stages = scenario.parallelism.pp * scenario.virtual_stages
     if 2 * scenario.microbatches * stages > MAX_ACTIONS:
-        message = (
-            f"makes {scenario.microbatches} microbatches on {stages} stages; needed at most "
-            f"{MAX_ACTIONS // (2 * stages)}; raise micro_batch or dp, or lower global_batch"
-        )
-        yield Problem(message, "training.global_batch")
+        yield mistake("actions", scenario, stages=stages, most=MAX_ACTIONS // (2 * stages))
