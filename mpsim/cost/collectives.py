@@ -66,13 +66,16 @@ class CollectiveModel:
         shared: bool = True,
     ) -> None:
         self.cluster = cluster
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         for link in (cluster.node.scale_up, cluster.node.nic):
-            self._ledger.note_link(link)
-        self.library = make_library(library, cluster, self._ledger, loaded=loaded)
+            self.ledger.note_link(link)
+        self.library = make_library(library, cluster, self.ledger, loaded=loaded)
         self.curves = curves or machine_curves(cluster.calibration, self.library.name)
-        alike = (cluster, loaded, self.library.name)
-        self._known: _Answers = _answers(*alike) if shared and curves is None else Memo(_ANSWERS)
+        # by whether a group leaves its domain: those that do not share theirs whatever the NICs are
+        self._known: list[_Answers] = [Memo(_ANSWERS), Memo(_ANSWERS)]
+        if shared and curves is None:
+            alike = (loaded, self.library.name)
+            self._known = [_answers(part, *alike) for part in (cluster.inside, cluster)]
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
@@ -82,12 +85,12 @@ class CollectiveModel:
         """
         # steps ask for the same few again and again: to price a row, and what runs beside it
         size = np.asarray(size_bytes, dtype=np.float64)
-        key = (kind, size.shape, size.tobytes(), group)
-        if (answer := self._known.get(key)) is None:
-            with self._ledger.apart() as used:
+        key, known = (kind, size.shape, size.tobytes(), group), self._known[group.crosses]
+        if (answer := known.get(key)) is None:
+            with self.ledger.apart() as used:
                 answer = Answer(self._seconds(kind, size, group), used)
-            self._known[key] = answer
-        self._ledger.note_all(answer.used)
+            known[key] = answer
+        self.ledger.note_all(answer.used)
         return _like(size_bytes, answer.value)
 
     def _seconds(self, kind: str, sizes: Floats, group: GroupShape) -> Floats:
@@ -110,7 +113,7 @@ class CollectiveModel:
         ``latency + S / (share NICs rate)``: the latency is that of a small all-reduce, the rate
         what a NIC sustains on a quiet network.
         """
-        node, ledger = self.cluster.node, self._ledger
+        node, ledger = self.cluster.node, self.ledger
         share = ledger.use(constant_groups("collectives")["fabric.sums"], "summed_share")
         link = node.nic
         quiet = choose_group("collectives", "quiet", link.name, "network")
@@ -183,7 +186,7 @@ class CollectiveModel:
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant that was used so far, by name."""
-        return self._ledger.constants()
+        return self.ledger.constants()
 
     def _modelled(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         if kind == "send_recv":
@@ -197,7 +200,7 @@ class CollectiveModel:
         reading = self.curves.reading(kind, group) if self.curves else None
         if reading is None:
             return None
-        self._ledger.note(reading.constant)
+        self.ledger.note(reading.constant)
         return reading.seconds(size)
 
     def _priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:

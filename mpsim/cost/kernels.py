@@ -122,8 +122,8 @@ class KernelModel:
         self.accelerator = accelerator
         self.precision = precision
         self.eager_factor = eager_factor
-        self._ledger = Ledger()
-        self._use, self._note = self._ledger.use, self._ledger.note
+        self.ledger = Ledger()
+        self._use, self._note = self.ledger.use, self.ledger.note
         measured = accelerator.calibration
         self._rules = calibrated_groups("kernels", measured)
         roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
@@ -180,12 +180,12 @@ class KernelModel:
                 fresh.setdefault((o.kind, o.phase, *rests), {})[shape] = o
         for group in fresh.values():
             alone = [*group.values()]
-            with self._ledger.apart() as used:
+            with self.ledger.apart() as used:
                 times = self._evaluate.get(alone[0].kind, self._streams)(alone)
             for shape, time in zip(group, times.tolist(), strict=True):
                 answers[shape] = self._seen[shape] = Answer(time, used)
         for used in {id(answer.used): answer.used for answer in answers.values()}.values():
-            self._ledger.note_all(used)
+            self.ledger.note_all(used)
         return np.array([answers[shape].value for shape in shapes], dtype=np.float64)
 
     def row_seconds(
@@ -260,7 +260,7 @@ class KernelModel:
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, by name; kinds of operators never met have none."""
-        return self._ledger.constants()
+        return self.ledger.constants()
 
     def _peak(self, precision: str) -> float:
         peak = self.accelerator.peak(precision)

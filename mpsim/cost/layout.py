@@ -6,6 +6,7 @@ in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,7 +149,6 @@ class LayoutCosts:
         if first not in self._stages:
             self._stages[first] = StageCosts(
                 self.of(first),
-                self._first[first] if self._first else 0,
                 {
                     group.name: self.communicator(group, first)
                     for axis in AXES
@@ -224,14 +224,36 @@ def _elsewhere(layout: Layout, cluster: Cluster) -> Layout:
     return structs.replace(layout, cluster=cluster, stage_clusters=())
 
 
-class StageCosts:
-    """Costs inside the blocks of one pipeline rank; equal keys for ranks whose groups sit alike."""
+class Used(NamedTuple):
+    """Constants of kernels and of collectives by name."""
 
-    def __init__(self, costs: LayoutCosts, nodes: int, groups: Mapping[str, GroupShape]) -> None:
+    kernels: Mapping[str, Constant]
+    collectives: Mapping[str, Constant]
+
+
+class StageCosts:
+    """Costs inside the blocks of one pipeline rank; those of equal keys price a division alike."""
+
+    def __init__(self, costs: LayoutCosts, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
         self._groups = groups
-        self._transfers = Memo[tuple[object, ...], Transfer](_MESSAGES)
-        self.key = _content(nodes, *groups.values())
+        # what stays in scale-up domains costs the same whatever the NICs are
+        crosses, cluster = max(group.domains for group in groups.values()) > 1, costs.layout.cluster
+        self.key = _content(cluster if crosses else cluster.inside, *groups.values())
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Used]:
+        """Note constants for a while: what prices that are remembered rest on."""
+        with (
+            self._costs.kernels.ledger.apart() as own,
+            self._costs.collectives.ledger.apart() as of,
+        ):
+            yield Used(own, of)
+
+    def note(self, used: Used) -> None:
+        """Account for the constants of prices that were remembered."""
+        self._costs.kernels.ledger.note_all(used.kernels)
+        self._costs.collectives.ledger.note_all(used.collectives)
 
     def kernels(self, operators: Sequence[Operator]) -> Floats:
         """Seconds of sharded operators [s]."""
@@ -252,10 +274,6 @@ class StageCosts:
         return (sent := self._sent(item))._replace(seconds=sent.seconds + float(copied))
 
     def _sent(self, item: Communication) -> Transfer:
-        key = (item.axis, item.kind, item.size, item.across)
-        return self._transfers.get_or(key, lambda: self._transfer(item))
-
-    def _transfer(self, item: Communication) -> Transfer:
         group = self._groups[item.axis]
         model = self._costs.collectives
         if item.kind == "send":

@@ -104,6 +104,11 @@ class Cluster(Sourced):
         slow = {name: structs.replace(link, bandwidth=1.0) for name, link in links.items()}
         return structs.replace(self, node=structs.replace(self.node, **slow))
 
+    @property
+    def inside(self) -> Cluster:
+        """The cluster without its NICs: equal for clusters whose scale-up domains are alike."""
+        return structs.replace(self, node=structs.replace(self.node, nic=self.node.scale_up))
+
     def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Index of the node each rank runs in; HardwareError for one that does not exist."""
         return self._accelerators(ranks) // self.node.accelerators

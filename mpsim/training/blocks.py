@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim import structs
-from mpsim.cost import StageCosts
+from mpsim.cost import StageCosts, Used
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
 from mpsim.memo import Memo, remembered
@@ -34,9 +34,10 @@ from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
 from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split
 
-_DIVISIONS = 64  # ways to divide layers whose recipes stay ready
+_DIVISIONS = 64  # ways to divide layers of which all stays ready
 _RECIPES = 512  # of each of them
-_PRICES = 64  # templates of a recipe
+_ROWS = 512  # of each of them
+_PRICES = 64  # of a recipe
 _JOINED = 512  # actions
 _PHASES = {
     Action.B: frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
@@ -56,6 +57,16 @@ class Block(NamedTuple):
     experts: float = 0.0  # those of them that belong to routed experts
     trained: float = 0.0  # those of `parameters` that train
     trained_experts: float = 0.0  # those of `experts` that train
+    items: tuple[Item, ...] = ()  # that the template consists of
+
+
+@structs.dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """Blocks of an action in order: one row for all plans in which they consist and cost alike."""
+
+    action: Action
+    blocks: tuple[Block, ...]
+    used: Used  # constants that the prices rest on
 
 
 @structs.dataclass(frozen=True, slots=True, eq=False)
@@ -66,40 +77,43 @@ class _Recipe:
     items: tuple[Item, ...]
     launches: float  # time that the host needs to launch the items [s]
     small: float  # device time of a kernel that is shorter than its launch [s]
-    # its templates by their prices, for which points of a sweep and layouts ask again and again
+    # its templates by their prices, and by the costs that asked, as layouts do again and again
     known: Memo[tuple[object, ...], Template]
+    priced: Memo[object, _Priced]
+
+
+class _Priced(NamedTuple):
+    """A template with the constants that its prices rest on."""
+
+    template: Template
+    used: Used
+
+
+class _Division(NamedTuple):
+    """What is known of all plans that divide layers in the same way."""
+
+    recipes: Memo[tuple[object, ...], _Recipe]  # by part and action
+    rows: Memo[tuple[object, ...], Row]
 
 
 class Blocks:
     """Expands, shards and times the parts of the model, each distinct one once.
 
-    With `sums`, an action is the time of its blocks without the kernels inside, all that a step
-    time needs. `known` are templates that plans share as their costs do; what is known is
-    not priced again, and notes no constants.
+    With `sums`, an action is the time of its blocks without the kernels inside and their constants,
+    all that a step time needs.
 
     Notes
     -----
-    What a template consists of is remembered for all plans that divide layers in the same way;
-    every plan asks its own cost models for the prices, so that these account for the constants it
-    rests on, and gets the template of another plan at the same prices.
+    Plans that divide layers in the same way, on ranks that price them alike, share templates and
+    rows of them. Each comes with the constants that its prices rest on, for which every plan's own
+    cost models account.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        costs: PlanCosts,
-        *,
-        sums: bool = False,
-        known: Memo[tuple[object, ...], Template] | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, costs: PlanCosts, *, sums: bool = False) -> None:
         self.sums = sums
         self._plan = plan
         self._costs = costs
-        self._recipes = _recipes(plan.division)
-        self._templates: dict[tuple[object, ...], Template] = {} if known is None else known
-        self._rows: dict[tuple[object, ...], list[Block]] = {}
-        # what each template was priced by, and consists of
-        self.timed: dict[Template, tuple[StageCosts, Sequence[Item]]] = {}
+        self._recipes, self._rows = _division(plan.division)
 
     @functools.cached_property
     def _expansions(self) -> Mapping[str, Expansion]:
@@ -116,15 +130,28 @@ class Blocks:
             for name, operators in expanded.items()
         }
 
-    def of(self, stage: Stage, action: Action) -> list[Block]:
-        """Blocks of an action of `stage`, in order; one list for stages of equal content."""
+    def of(self, stage: Stage, action: Action) -> Row:
+        """Blocks of an action of `stage`."""
         costs = self._costs.stage(stage.rank)
-        # what a head holds depends on whether its rank has the embedding
-        ends = (stage.embedding, stage.rank if stage.head else -1)
-        key = (action, self._plan.layout.layer_kinds(stage), *ends, costs.key)
-        if key not in self._rows:
-            self._rows[key] = self._row(stage, action, costs)
-        return self._rows[key]
+        again = self._plan.recompute if action in (Action.B, Action.I) else None
+        key = (action, self._plan.layout.content(stage), again, self._copies, costs.key)
+        if (row := self._rows.get(key)) is None:
+            with costs.apart() as used:
+                blocks = tuple(self._row(stage, action, costs))
+            self._rows[key] = row = Row(action, blocks, used)
+        if not self.sums:
+            costs.note(row.used)
+        return row
+
+    @functools.cached_property
+    def _copies(self) -> tuple[float, ...]:
+        """Time of copies of activations beside each kind of layer (`_copied`) [s]."""
+        kinds = dict.fromkeys(self._plan.layout.model.layer_kinds)
+        return tuple(self._copied(kind) for kind in kinds) if self._offloads else ()
+
+    @property
+    def _offloads(self) -> bool:
+        return self._plan.recompute.offload != "none"
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         layout = self._plan.layout
@@ -138,8 +165,9 @@ class Blocks:
                 (layout.held(count), count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp))
                 for count in (parts[part], trained[part])
             ]
-            template = self.template(part, action, costs, again)
-            return Block(layer, template, *sizes[0], *sizes[1])
+            recipe = self._recipe_at(part, action, again)
+            template = self._timed(recipe, costs)
+            return Block(layer, template, *sizes[0], *sizes[1], recipe.items)
 
         blocks: list[Block] = []
         alone = zip(layout.layer_kinds(stage), self._again(stage, action), strict=True)
@@ -166,12 +194,9 @@ class Blocks:
             items += [gather] * software.pipeline.stage_gathers
         if not items:
             return []
-        template = self._timed(
-            ("opening", action, *items),
-            costs,
-            lambda: self._recipe(f"opening {action.name}", items),
-        )
-        return [Block(-1, template, 0.0)]
+        key, name = ("opening", action, *items), f"opening {action.name}"
+        recipe = self._recipes.get_or(key, lambda: self._recipe(name, items))
+        return [Block(-1, self._timed(recipe, costs), 0.0, items=recipe.items)]
 
     def _again(self, stage: Stage, action: Action) -> Sequence[Recompute]:
         """Recomputation of every layer of a stage by itself in one action."""
@@ -188,11 +213,11 @@ class Blocks:
         kinds, result = self._plan.layout.layer_kinds(stage), list(blocks)
         for chunk in reversed(self._plan.recompute.chunks(stage.layers)):
             if len(chunk) > 1:
-                again = [Block(i, self._run_again(kinds[i], costs), 0.0) for i in reversed(chunk)]
+                again = [self._run_again(i, kinds[i], costs) for i in reversed(chunk)]
                 result[chunk.stop : chunk.stop] = again
         return result
 
-    def _run_again(self, part: str, costs: StageCosts) -> Template:
+    def _run_again(self, layer: int, part: str, costs: StageCosts) -> Block:
         """The forward of one layer, run again."""
 
         def make() -> _Recipe:
@@ -200,7 +225,8 @@ class Blocks:
             launches = self._launch_seconds(Action.F)
             return self._recipe(f"{_title(part)} again", items, launches, is_layer=True)
 
-        return self._timed(("again", part), costs, make)
+        recipe = self._recipes.get_or(("again", part), make)
+        return Block(layer, self._timed(recipe, costs), 0.0, items=recipe.items)
 
     def template(
         self, part: str, action: Action, costs: StageCosts, again: Recompute | None = None
@@ -210,13 +236,14 @@ class Blocks:
         What it runs `again` is what the plan has a layer run again by itself, unless given; ends
         run nothing again.
         """
+        return self._timed(self._recipe_at(part, action, again), costs)
+
+    def _recipe_at(self, part: str, action: Action, again: Recompute | None = None) -> _Recipe:
         is_layer = _is_layer(part)
-        again = (again or self._plan.recompute.of_layer(0, 1)) if is_layer else NOTHING
+        reruns = (again or self._plan.recompute.of_layer(0, 1)) if is_layer else NOTHING
         copied = self._copied(part) if is_layer and action is not Action.W else 0.0
-        return self._timed(
-            (part, action, again, copied),
-            costs,
-            lambda: self._recipe_of(part, action, again, copied),
+        return self._recipes.get_or(
+            (part, action, reruns, copied), lambda: self._recipe_of(part, action, reruns, copied)
         )
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
@@ -263,7 +290,8 @@ class Blocks:
             name = f"{ahead} F beside {behind} {action.name}"
             return self._recipe(name, items, max(launches, copied), is_layer=True)
 
-        return self._timed(("fused", ahead, behind, action, again, copied), costs, make)
+        key = ("fused", ahead, behind, action, again, copied)
+        return self._timed(self._recipes.get_or(key, make), costs)
 
     def _recipe_of(self, part: str, action: Action, again: Recompute, copied: float) -> _Recipe:
         is_layer = _is_layer(part)
@@ -292,7 +320,7 @@ class Blocks:
         Copies of some layers of a stage are spread over all of them, as Transformer Engine does.
         """
         layout, recompute = self._plan.layout, self._plan.recompute
-        if recompute.offload == "none":
+        if not self._offloads:
             return 0.0
         layers = max(stage.layers for stage in layout.stages)
         share = min((recompute.offload_layers or layers) / layers, 1.0)
@@ -333,17 +361,16 @@ class Blocks:
         )
         launches += self._expert_launch_seconds(items) + collectives
         small = launch_seconds("graph", self._plan.layout.cluster.accelerator)
-        return _Recipe(name, tuple(items), launches, small, Memo(_PRICES))
+        return _Recipe(name, tuple(items), launches, small, Memo(_PRICES), Memo(_PRICES))
 
-    def _timed(
-        self, key: tuple[object, ...], costs: StageCosts, make: Callable[[], _Recipe]
-    ) -> Template:
+    def _timed(self, recipe: _Recipe, costs: StageCosts) -> Template:
         """The template of a recipe on ranks with these costs, made unless a like plan did."""
-        recipe = self._recipes.get_or(key, make)
-        if (template := self._templates.get((recipe, costs.key))) is None:
-            self._templates[recipe, costs.key] = template = self._evaluate(recipe, costs)
-            self.timed[template] = costs, recipe.items
-        return template
+        if (answer := recipe.priced.get(costs.key)) is None:
+            with costs.apart() as used:
+                template = self._evaluate(recipe, costs)
+            recipe.priced[costs.key] = answer = _Priced(template, used)
+        costs.note(answer.used)
+        return answer.template
 
     def _evaluate(self, recipe: _Recipe, costs: StageCosts) -> Template:
         host = self._plan.layout.framework.host
@@ -411,9 +438,10 @@ class Blocks:
 
 
 @remembered(_DIVISIONS)
-def _recipes(division: tuple[object, ...]) -> Memo[tuple[object, ...], _Recipe]:
-    """Recipes of all plans with a division, by part and action."""
-    return Memo(_RECIPES)
+def _division(division: tuple[object, ...]) -> _Division:
+    """What is known of all plans with a division."""
+    del division
+    return _Division(Memo(_RECIPES), Memo(_ROWS))
 
 
 @remembered(_JOINED)

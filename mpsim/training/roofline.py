@@ -86,10 +86,10 @@ def roofline(plan: Plan) -> Roofline:
     known: dict[tuple[Template, int], dict[tuple[str, str], Floats]] = {}
     for (kind, number), times in zip(distinct.T.tolist(), counts.tolist(), strict=True):
         stage = plan.layout.stages[number]
-        for block in blocks.of(stage, Action(kind)):
+        for block in blocks.of(stage, Action(kind)).blocks:
             key = block.template, stage.rank
             if key not in known:
-                known[key] = _kernels(*blocks.timed[block.template])
+                known[key] = _kernels(costs.stage(stage.rank), block.items)
             for place, figures in known[key].items():
                 total[place] = total.get(place, np.zeros(4)) + times * figures
     table = np.array([*total.values()]).reshape(-1, 4) / plan.layout.mesh.pp

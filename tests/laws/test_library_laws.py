@@ -83,6 +83,21 @@ def test_no_library_beats_the_floor_and_one_rank_is_free(where, kind: str, size:
     assert answer.algorithm
 
 
+@given(where=placed(), kind=kinds, size=sizes)
+@settings(max_examples=examples(40, 200), deadline=None)
+def test_nics_change_nothing_inside_a_domain(where, kind: str, size: float) -> None:
+    """So that points that differ in NICs share what a domain's collectives were found to take."""
+    (name, library), group = where
+    group = GroupShape(group.per_domain, group.per_domain, 1)
+    faster = changed(CLUSTERS[name], "nic", bandwidth=3.0, latency=0.5, efficiency=0.5)
+    model = CollectiveModel(faster, library=library, shared=False)
+    for ask in ("seconds", "floor"):
+        same = [getattr(one, ask)(kind, size, group) for one in (model, MODELS[name, library])]
+        assert same[0] == same[1]
+    message = [one.send(size, crosses=False) for one in (model, MODELS[name, library])]
+    assert message[0] == message[1]
+
+
 @given(where=placed(), kind=st.sampled_from(MOVING), size=sizes, factor=st.floats(1, 100))
 @settings(max_examples=examples(80, 200), deadline=None)
 def test_more_bytes_are_never_faster(where, kind: str, size: float, factor: float) -> None:

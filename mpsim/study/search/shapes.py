@@ -20,7 +20,6 @@ from mpsim.arrays import Floats, Ints
 from mpsim.framework import ExpertOverlap
 from mpsim.memo import Memo, asked_once
 from mpsim.parallel import Stage
-from mpsim.program.program import Template
 from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
@@ -30,7 +29,6 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import collective_columns, collective_of, dense_group
 from mpsim.training.vocabulary import TRAINING
 
-_TEMPLATES = 4096
 _DIVISIONS = 1024  # whose pieces stay ready
 
 
@@ -49,8 +47,6 @@ class Shapes:
 
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
-        # templates of all plans; see `Blocks`
-        self.templates = Memo[tuple[object, ...], Template](_TEMPLATES)
         self._pieces = Memo[tuple[bool, object], Pieces](_DIVISIONS)
         self._ticks: dict[tuple[object, ...], float] = {}
 
@@ -86,10 +82,10 @@ class Shapes:
         result = np.zeros((len(stages), len(Action)))
         if any(key not in self._ticks for _, key, _, _ in wanted):
             few = plan.on(structs.replace(plan.layout, stages=tuple(stages.values())))
-            blocks = Blocks(few, self.costs(few), known=self.templates)
+            blocks = Blocks(few, self.costs(few))
             for _, key, stage, action in wanted:
                 if key not in self._ticks:
-                    self._ticks[key] = _ticks(few, blocks.of(stage, action))
+                    self._ticks[key] = _ticks(few, blocks.of(stage, action).blocks)
         for row, key, _, action in wanted:
             result[row, action] = self._ticks[key]
         return result

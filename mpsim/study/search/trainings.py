@@ -64,13 +64,10 @@ class Timer:
 
     def _program(self, layout: Layout) -> Program:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
-        shapes = self._bounder.shapes(plan)
-        costs = shapes.costs(plan)
+        costs = self._bounder.shapes(plan).costs(plan)
         # where links of the fabric may be thin, sending kernels are known one by one
         sums = not routes_of(plan.layout.cluster).names
-        return build_program(
-            plan, costs, blocks=Blocks(plan, costs, sums=sums, known=shapes.templates)
-        )
+        return build_program(plan, costs, blocks=Blocks(plan, costs, sums=sums))
 
 
 def _tokens(scenario: Scenario) -> int:

@@ -12,7 +12,7 @@ Shapes: N actions, S stages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from mpsim.parallel import Stage
 from mpsim.program.program import Template
 from mpsim.program.template import empty_template
 from mpsim.schedule import Action, Orders
-from mpsim.training.blocks import Block, Blocks
+from mpsim.training.blocks import Block, Blocks, Row
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import TRAINING
@@ -32,6 +32,7 @@ from mpsim.training.vocabulary import TRAINING
 _NEEDING = (Action.F, Action.B, Action.I)  # a weight gradient needs activations and gradients only
 _GRADIENT = (Action.B, Action.W)
 _DIVISIONS = 64  # of layers among stages that stay known
+_CUTS = 512  # rows
 
 
 class Bucket(NamedTuple):
@@ -67,7 +68,7 @@ class CutAction(NamedTuple):
 
     action: Action
     stage: Stage
-    segments: list[Segment]
+    segments: Sequence[Segment]
     fused: Template | None = None
 
     @property
@@ -117,9 +118,8 @@ def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
     cuts = []
     for action, index, gather, reduce in needs:
         stage = plan.layout.stages[index]
-        row = blocks.of(stage, action)
-        segments = _split(plan, stage, action, row, gather=gather, reduce=reduce)
-        cuts.append(CutAction(action, stage, segments))
+        how = _how(plan, stage, gather=gather, reduce=reduce)
+        cuts.append(CutAction(action, stage, _split(blocks.of(stage, action), how)))
     if not plan.fuses_blocks or plan.layout.framework.data.accumulation_traffic:
         return Cuts(cuts, chosen)
     own = Cuts(cuts, chosen.copy())
@@ -219,21 +219,43 @@ def _kept(plan: Plan) -> int:
     return 1 if once else plan.orders.flushes
 
 
-def _split(
-    plan: Plan, stage: Stage, action: Action, blocks: Sequence[Block], *, gather: bool, reduce: bool
-) -> list[Segment]:
-    """Cut an action that needs parameters (`gather`) or completes gradients (`reduce`)."""
+class _How(NamedTuple):
+    """How an action is cut that needs parameters (`gather`) or completes gradients (`reduce`)."""
+
+    gather: bool
+    reduce: bool
+    layers: int = 0  # of a unit; 0 where parameters are not gathered unit by unit
+    root: bool = False  # whether embedding and head are one unit
+    # parameters that fill the first bucket, and any other one
+    first: float = math.inf
+    usual: float = math.inf
+
+
+def _how(plan: Plan, stage: Stage, *, gather: bool, reduce: bool) -> _How:
+    framework, data = plan.layout.framework, plan.layout.framework.data
     if plan.gathers_units:
-        return _units(plan, action, blocks, gather=gather, reduce=reduce)
-    if not (gather or reduce):
-        return [Segment(tuple(blocks))]
-    overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
-    groups = _grouped(plan, stage, blocks) if gather or overlaps else [list(blocks)]
+        return _How(gather, reduce, data.unit_layers, data.root_unit)
+    if not gather and not (reduce and framework.overlaps_gradients(plan.layout.mesh.pp)):
+        return _How(gather, reduce)
+    if data.first_chunk_buckets and (stage.rank or plan.orders.stage_chunk[stage.index]):
+        return _How(gather, reduce)
+    element = framework.optimizer.gradient_bytes
+    usual = max(data.bucket_bytes, data.bucket_bytes_per_replica * plan.replicas) / element
+    first = data.first_bucket_bytes / element or usual
+    return _How(gather, reduce, first=first, usual=usual)
+
+
+@remembered(_CUTS)
+def _split(row: Row, how: _How) -> tuple[Segment, ...]:
+    """Cut an action."""
+    if how.layers:
+        return tuple(_units(row, how))
+    groups = _grouped(row.blocks, how)
     buckets = [_trained(group) for group in groups]  # what was updated, or what is reduced
-    return [
-        Segment(tuple(group), bucket if gather else (), bucket if reduce else ())
+    return tuple(
+        Segment(tuple(group), bucket if how.gather else (), bucket if how.reduce else ())
         for group, bucket in zip(groups, buckets, strict=True)
-    ]
+    )
 
 
 def _trained(blocks: Sequence[Block]) -> tuple[Bucket, ...]:
@@ -248,48 +270,37 @@ def _bucket(blocks: Sequence[Block]) -> Bucket:
     return Bucket(math.fsum(block.parameters for block in blocks) - experts, experts)
 
 
-def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Block]]:
+def _grouped(blocks: Sequence[Block], how: _How) -> list[list[Block]]:
     """Group blocks until each group's gradients fill a bucket."""
-    data = plan.layout.framework.data
-    first_chunk = stage.rank == 0 and plan.orders.stage_chunk[stage.index] == 0
-    if data.first_chunk_buckets and not first_chunk:
-        return [list(blocks)]
-    element = plan.layout.framework.optimizer.gradient_bytes
-    usual = max(data.bucket_bytes, data.bucket_bytes_per_replica * plan.replicas) / element
-    size = data.first_bucket_bytes / element or usual
-    groups: list[list[Block]] = [[]]
+    groups, size = list[list[Block]]([[]]), how.first
     for block in blocks:
         if groups[-1] and math.fsum([block.trained for block in groups[-1]]) >= size:
             groups.append([])
-            size = usual
+            size = how.usual
         groups[-1].append(block)
     return groups
 
 
-def _units(
-    plan: Plan, action: Action, blocks: Sequence[Block], *, gather: bool, reduce: bool
-) -> list[Segment]:
+def _units(row: Row, how: _How) -> Iterator[Segment]:
     """Units of sharded parameters: some layers each; embedding and head are the root, or one each.
 
     The root is gathered with a forward's first unit and kept until its gradients are reduced after
     the backward's last. A head of its own is kept too: its backward follows its forward.
     """
-    data = plan.layout.framework.data
-    groups = _unit_groups(blocks, data.unit_layers)
-    ends = [block for block in blocks if block.layer < 0]
-    root = _bucket(ends) if data.root_unit and ends else None
-    outermost = 0 if action is Action.F else len(groups) - 1
-    segments = []
+    groups = _unit_groups(row.blocks, how.layers)
+    ends = [block for block in row.blocks if block.layer < 0]
+    root = _bucket(ends) if how.root and ends else None
+    is_forward = row.action is Action.F
+    outermost = 0 if is_forward else len(groups) - 1
     for place, group in enumerate(groups):
         is_end = group[0].layer < 0
         own = () if is_end and root else (_bucket(group),)
         extra = (root,) if root and place == outermost else ()
-        forward = (*extra, *own) if gather and action is Action.F else ()
-        again = own if gather and action is not Action.F and not is_end else ()
+        forward = (*extra, *own) if how.gather and is_forward else ()
+        again = own if how.gather and not is_forward and not is_end else ()
         reduced = () if is_end and root else _trained(group)
         reduced += _trained(ends) if extra else ()
-        segments.append(Segment(tuple(group), forward or again, reduced if reduce else ()))
-    return segments
+        yield Segment(tuple(group), forward or again, reduced if how.reduce else ())
 
 
 def _unit_groups(blocks: Sequence[Block], layers: int) -> list[list[Block]]:

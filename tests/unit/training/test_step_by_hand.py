@@ -142,7 +142,7 @@ def test_recomputed_layers_launch_their_forward_again(recompute: str, again: flo
     blocks, stage = Blocks(plan, PlanCosts(plan)), plan.layout.stages[0]
 
     def seconds(action: Action) -> float:
-        layer = next(block for block in blocks.of(stage, action) if block.layer == 7)
+        layer = next(block for block in blocks.of(stage, action).blocks if block.layer == 7)
         return float(layer.template.parts.sum()) * TICK
 
     assert seconds(Action.F) == 3
@@ -163,7 +163,7 @@ def test_layers_that_run_again_together_launch_as_often() -> None:
         recompute=Recompute("full", method="uniform", layers=2),
         overrides=overrides,
     )
-    blocks = Blocks(plan, PlanCosts(plan)).of(plan.layout.stages[0], Action.B)
+    blocks = Blocks(plan, PlanCosts(plan)).of(plan.layout.stages[0], Action.B).blocks
     took = [round(float(block.template.parts.sum()) * TICK, 9) for block in blocks]
     assert (took.count(3), took.count(5)) == (24, 24)
 
@@ -204,7 +204,7 @@ def test_uneven_stages_start_after_the_layers_and_the_messages_before_them() -> 
 
     def part(stage: int, layer: int) -> float:
         row = blocks.of(plan.layout.stages[stage], Action.F)
-        block = next(block for block in row if block.layer == layer)
+        block = next(block for block in row.blocks if block.layer == layer)
         return float(block.template.parts.sum())
 
     embedding, layer = part(0, -1), part(0, 0)
