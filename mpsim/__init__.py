@@ -120,7 +120,7 @@ for _name in ("design", "goodput", "plan", "scaling", "sensitivity"):
     _offer(f"chart.{_name}", "mpsim.plot", f"{_name}_chart")
 _offer("chart.display", "mpsim.plot.pen", "Display")
 _offer("service.plot", "mpsim.plot", "ServicePlots")
-_offer("service.write_trace", "mpsim.formats.service", "write_service_trace")
+_offer("service.write_trace", "mpsim.formats.step_trace", "write_service_trace")
 _offer("timeline.plot", "mpsim.plot", "draw_timeline")
 _offer("timeline.write_trace", "mpsim.formats.perfetto", "write_trace")
 

@@ -128,7 +128,7 @@ def search(
             "--emit": emit,
         }
         refuse(given, "does nothing beside --with-runs, which searches no further; leave it out")
-        from mpsim.study.search.tried import read_runs
+        from mpsim.study.search.shortlist import read_runs
 
         print_answer(read_runs(scenario, with_runs), as_json=as_json)
         return

@@ -11,9 +11,13 @@ from mpsim.formats.imported import Assumed, Imported, Mapped, MeasuredPoint, Poi
 from mpsim.formats.outgoing import Exported, Held, Lost
 from mpsim.formats.perfetto import trace_events, write_events, write_trace
 from mpsim.formats.registry import FORMATS, WRITERS, Writer, export, read, recognise, writer
-from mpsim.formats.service import service_events, write_service_trace
 from mpsim.formats.source import Format
-from mpsim.formats.step_trace import step_events, write_step_trace
+from mpsim.formats.step_trace import (
+    service_events,
+    step_events,
+    write_service_trace,
+    write_step_trace,
+)
 
 __all__ = ["FORMATS", "WRITERS", "Assumed", "Exported", "Format", "Held", "Imported", "Lost"]
 __all__ += ["Mapped", "MeasuredPoint", "Points", "Recorded", "Writer", "export", "read"]

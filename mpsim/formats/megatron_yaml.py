@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mpsim.errors import nearest
-from mpsim.formats.configs import yaml_config
+from mpsim.formats.configs import yaml_config, yaml_text
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, Stated
 from mpsim.formats.ledger import Ledger, flat
@@ -29,7 +29,6 @@ from mpsim.formats.megatron_settings import Reading, Writing, flags, moves, refu
 from mpsim.formats.outgoing import Exported, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
-from mpsim.formats.written import yaml_text
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 

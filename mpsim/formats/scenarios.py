@@ -8,10 +8,10 @@ from typing import Any
 
 from mpsim import structs
 from mpsim.errors import FormatError, ScenarioError, nearest
+from mpsim.formats.configs import yaml_text
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid, nested
 from mpsim.formats.source import Options
-from mpsim.formats.written import yaml_text
 from mpsim.hardware import system, system_names
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand

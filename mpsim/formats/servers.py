@@ -21,6 +21,7 @@ from typing import Any, Final
 from mpsim import structs
 from mpsim.document import parse_document, read_document
 from mpsim.errors import FormatError
+from mpsim.formats.configs import yaml_text
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import options_of
 from mpsim.formats.ledger import Ledger, flat, nested
@@ -29,7 +30,6 @@ from mpsim.formats.scenarios import on_cluster
 from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import HEAD, Format, Head, Options
 from mpsim.formats.words import DATA, keys, table
-from mpsim.formats.written import yaml_text
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 from mpsim.scenario import servers as tables

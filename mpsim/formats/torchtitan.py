@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from mpsim import structs
-from mpsim.formats.configs import json_config, toml_config
+from mpsim.formats.configs import json_config, toml_config, toml_text
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import put_ranks
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, Settings, flat
 from mpsim.formats.outgoing import Exported, check_trains, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, keys_to, table
-from mpsim.formats.written import toml_text
 from mpsim.framework import framework, framework_aliases, uncompiled
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario

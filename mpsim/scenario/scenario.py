@@ -289,7 +289,7 @@ def _rebuild(document: Document) -> Scenario:
 
 def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
     """Problems that `check` finds in the well-formed sections, though others are not."""
-    from mpsim.scenario.fragment import fragment, is_read
+    from mpsim.scenario.translate import fragment, is_read
 
     scenario = fragment(Scenario, settle(document.data), error)
     scenario._source = document

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from mpsim.formats import WRITERS
-from mpsim.formats.written import toml_text, yaml_text
+from mpsim.formats.configs import toml_text, yaml_text
 
 
 @pytest.fixture

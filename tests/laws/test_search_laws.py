@@ -14,10 +14,9 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.checks import CHECKS
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder, Order
-from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.given import ranked_by, split_axes
 from mpsim.study.search.layouts import AXES, DEPENDS, Layouts
-from mpsim.study.search.switches import choices, turned
+from mpsim.study.search.switches import choices, further, pipelines, turned
 from mpsim.study.search.trainings import Timer
 from mpsim.training.memory.account import account_memory
 from mpsim.training.memory.flight import Flight

@@ -19,9 +19,8 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
 from mpsim.study.journal import Entry, name_of
-from mpsim.study.search.branch_and_bound import BranchAndBound, Space
+from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
 from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes
-from mpsim.study.search.queue import Waiting
 from mpsim.study.search.rate import (
     Judge,
     Rate,

@@ -18,14 +18,21 @@ from mpsim.schedule import schedule
 from mpsim.simulate import prepare, resolve, simulate_step
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Space
+from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Look, Space, Waiting
 from mpsim.study.search.found import Found, folded, tie
-from mpsim.study.search.further import FURTHER, further, pipelines
 from mpsim.study.search.given import Limits, defaults, price_of, ranked_by, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts, refuse_every_layout
 from mpsim.study.search.outcome import OBJECTIVES, Own, Search
-from mpsim.study.search.queue import Look, Waiting
-from mpsim.study.search.switches import Switches, choices, decisions_of, switches_of, turned
+from mpsim.study.search.switches import (
+    FURTHER,
+    Switches,
+    choices,
+    decisions_of,
+    further,
+    pipelines,
+    switches_of,
+    turned,
+)
 from mpsim.study.together import Graphs
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mpsim.errors import ScenarioError
 from mpsim.study.journal import Entry, Journal
-from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Space
+from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Space, Waiting
 from mpsim.study.search.given import Clock
-from mpsim.study.search.queue import Waiting
 
 Number = tuple[int, int]  # its score, and what is known of it before
 

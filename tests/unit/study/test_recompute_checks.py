@@ -9,8 +9,8 @@ import pytest
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.study.fitting import changes_that_fit
-from mpsim.study.search.further import further
 from mpsim.study.search.layouts import Layouts
+from mpsim.study.search.switches import further
 from mpsim.training import make_plan
 from mpsim.training.memory.account import account_memory
 

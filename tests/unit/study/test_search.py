@@ -16,8 +16,8 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import search_chart
 from mpsim.study.search import Found, Search, trainings
+from mpsim.study.search.branch_and_bound import Queue
 from mpsim.study.search.layouts import Layouts
-from mpsim.study.search.queue import Queue
 from mpsim.study.search.trainings import WaitingFrame
 
 OVER = {

@@ -14,8 +14,7 @@ from mpsim.errors import FormatError
 from mpsim.result.residuals import Setting
 from mpsim.study.search import Search
 from mpsim.study.search.belief import Belief, Ran
-from mpsim.study.search.shortlist import SHORTLIST, Shortlist, shortlist
-from mpsim.study.search.tried import read_runs
+from mpsim.study.search.shortlist import SHORTLIST, Shortlist, read_runs, shortlist
 
 DEGREES = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (8, 1)]
 
