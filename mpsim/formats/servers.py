@@ -45,6 +45,8 @@ _ENGINE: Final = "serving.engine.preset"
 
 def _read_server(name: str, head: Head, options: Options) -> Imported:
     """Read a server's launch line. FormatError: there is none, several differ, or a bad value."""
+    from mpsim.serving.engines import engine_for
+
     stated = _stated(name, head)
     values = {key: word.text or True for key, word in stated.items() if not word.unknown}
     ledger = Ledger(str(head.path), values, {key: word.line for key, word in stated.items()})
@@ -52,7 +54,10 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
         if word.unknown:
             ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
     engine = tables.table_of(name)
-    ledger.assume(_ENGINE, engine["engine"], f"{engine['title']} of 2025 on")
+    image = re.search(r"\b(?:vllm|sglang|tensorrt-llm)[\w/-]*:v?(\d+\.\d[\w.]*)", head.text)
+    version = f"{engine['title']} {image[1]}" if image else f"{engine['title']} as installed today"
+    meant = engine_for(version)
+    ledger.assume(_ENGINE, meant.name if meant else engine["engine"], version)
     for row in engine["keys"]:
         _read_row(ledger, row)
     routed = _read_model(name, ledger)
@@ -82,11 +87,10 @@ def _stated(name: str, head: Head) -> dict[str, Word]:
     if len(found) == 1:
         stated = next(iter(found.values()))
         file = stated.get("config") if name == "trtllm" else None
-        inner = _in_file(name, head, script, file) if file is not None else {}
-        return {
-            **{key: word for key, word in stated.items() if not inner or key != "config"},
-            **inner,
-        }
+        if file is not None and (inner := _in_file(name, head, script, file)):
+            del stated["config"]
+            stated |= inner
+        return stated
     title, usual = tables.table_of(name)["title"], tables.table_of(name)["written"]
     count = f"{len(found)} different servers are" if found else "no server is"
     raise FormatError(
@@ -108,17 +112,21 @@ def _in_file(name: str, head: Head, text: str, word: Word) -> dict[str, Word]:
         document = read_document(beside)
     else:
         return {}
-    short: Mapping[str, str] = tables.table_of(name)["short"]
     found = {}
     for key, value in flat(document.data).items():
-        plain = key if "." in key else key.replace("_", "-")
         said = re.findall(r"\$\w+|\$\{\w+\}", str(value))
-        found[short.get(plain, plain)] = Word(str(value), word.line, tuple(said))
+        found[_plain(name, key)] = Word(str(value), word.line, tuple(said))
     return found
 
 
-def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
+def _plain(name: str, key: str) -> str:
+    """The long name of an option, as the tables write it."""
     short: Mapping[str, str] = tables.table_of(name)["short"]
+    plain = tables.plain(key)
+    return short.get(plain, plain)
+
+
+def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
     stated: dict[str, Word] = {}
     joined: list[Word] = []
     for word in words:
@@ -127,10 +135,7 @@ def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
         joined.append(word)
     if joined and not joined[0].text.startswith("-"):
         stated[_row(name, _MODEL)] = joined[0]
-    for key, word in options_of(joined):
-        plain = key.lstrip("-").replace("_", "-")
-        stated[short.get(plain, plain)] = word
-    return stated
+    return stated | {_plain(name, key): word for key, word in options_of(joined)}
 
 
 def _read_row(ledger: Ledger, row: Mapping[str, Any]) -> None:
@@ -191,7 +196,7 @@ def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
         ledger.put([row, "enable-dp-attention"], "serving.attention_dp", own)
         if not inside:
             ledger.put([_row(name, "parallelism.tp"), row], "parallelism.tp", tp)
-        for to in said.keys() & _shared(name):
+        for to in said.keys() & {*tables.table_of(name)["shared"]}:
             ledger.put([_row(name, to), row], to, max(1, int(str(said[to])) // own))
     spread = _SPREAD.get(name, "")
     if spread in ledger and str(ledger.get(spread)).lower() != "none":
@@ -206,11 +211,6 @@ _SPREAD = {"vllm": "enable-expert-parallel", "sglang": "moe-a2a-backend"}
 def _row(name: str, to: str) -> str:
     """The option that says a value of the scenario first; empty where none does."""
     return next((row.name for row in keys(name) if row.to == to), "")
-
-
-def _shared(name: str) -> frozenset[str]:
-    """Values that an engine's options state of all ranks with requests of their own together."""
-    return frozenset(tables.table_of(name).get("shared", ()))
 
 
 def export_server(name: str, scenario: Scenario) -> Exported:
@@ -285,7 +285,7 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
     """Options that say the service."""
     values = {**wanted, _MODEL: repository}
     own, tp = int(values["serving.attention_dp"]), int(values["parallelism.tp"])
-    values |= {to: values[to] * own for to in _shared(name) if to in values}
+    values |= {to: values[to] * own for to in tables.table_of(name)["shared"] if to in values}
     if name == "vllm":
         values |= {
             "parallelism.tp": tp // own,

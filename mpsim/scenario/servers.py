@@ -124,7 +124,7 @@ def said(data: Data) -> dict[str, object]:
     preset = preset_of(str(section.get("engine", engine.get("preset", "vllm"))))
     found: dict[str, object] = {"serving.engine.preset": preset}
     if name := _server_of(preset):
-        if preset == table_of(name)["engine"] and (chip := _chip(data)) is not None:
+        if preset in table_of(name)["same_defaults"] and (chip := _chip(data)):
             found |= usual(name, chip)
         for key, value in section.items():
             if (row := _row(name, key)) and not (meant := meaning(row, value)).needed:
@@ -146,7 +146,7 @@ def server_problems(
         if key == "engine":
             continue
         if (row := _row(name, key)) is None:
-            yield Problem(_why_not(name, _plain(key)), place)
+            yield Problem(_why_not(name, plain(key)), place)
         elif needed := (meant := meaning(row, value)).needed:
             yield Problem(f"got {shown(value)}; needed {needed}", place)
         elif places.get(meant.to, (0, 0)) != (0, 0):
@@ -165,7 +165,7 @@ def _why_not(name: str, key: str) -> str:
     return f"no option of {table['title']}; {nearest(key, known)}"
 
 
-def _plain(key: object) -> str:
+def plain(key: object) -> str:
     """An option as the tables write it: no dashes before, dashes between words unless nested."""
     text = str(key).lstrip("-")
     return text if "." in text else text.replace("_", "-")
@@ -175,7 +175,7 @@ def _row(name: str, key: object) -> Mapping[str, Any] | None:
     """The row of an option of the engine itself; None for those of layout and model."""
     for row in table_of(name)["keys"]:
         decides = row.get("kind") or "says" in row
-        same = row["key"] in (_plain(key), str(key))
+        same = row["key"] in (plain(key), str(key))
         if same and decides and row["to"].startswith("serving."):
             found: Mapping[str, Any] = row
             return found

@@ -33,8 +33,8 @@ CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
 class EngineChoice(PresetSection):
     """The serving engine: a preset, and fields of it to replace, written beside it."""
 
-    preset: Annotated[Name, pydantic.AfterValidator(preset_of)] = "vllm-v1"
-    """An engine by name (see 'mpsim show engine'); vllm, sglang and trtllm are names, too."""
+    preset: Annotated[Name, pydantic.AfterValidator(preset_of)] = "vllm-async"
+    """An engine by name (see 'mpsim show engine'); vllm, sglang and trtllm mean the newest."""
 
 
 class Workload(Section):

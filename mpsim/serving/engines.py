@@ -78,6 +78,9 @@ class EnginePreset:
     expert_padding: Whole = 0
     """Rows that DeepGEMM passes at least of each expert in 8-bit blocks, of those without tokens
     too, where it is launched before anybody knows their numbers; 0 where it is not."""
+    padded_families: tuple[str, ...] = ()  # of accelerators where it does; all without any
+    padded_below: Whole = 0
+    """Ranks that divide an expert, from which on another kernel runs that pads nothing; 0: none."""
     cast_time: Seconds = 0.0
     """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False

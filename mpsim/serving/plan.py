@@ -35,8 +35,6 @@ from mpsim.workload import model as find_model
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0
-_DEEPGEMM = ("hopper", "blackwell")  # chips of its kernels (is_deep_gemm_supported of vLLM)
-_FINE = 8  # ranks that share an expert, from which on vLLM takes Triton's kernel
 _STREAM = 17  # of the seed: the requests are drawn from others
 
 
@@ -366,13 +364,11 @@ class ServicePlan:
 
     @property
     def _padding(self) -> int:
-        """Rows that a launch of DeepGEMM passes of each expert; none where another kernel runs.
-
-        vLLM takes Triton's where tensor parallelism divides an expert by 8 or more, and on chips
-        without DeepGEMM (vllm-project/vllm, fused_moe/oracle/fp8.py; pull request 29346).
-        """
-        runs = self.tp < _FINE * self.ep and self.cluster.accelerator.family in _DEEPGEMM
-        return self.engine.expert_padding * runs
+        """Rows that a launch of DeepGEMM passes of each expert; none where another kernel runs."""
+        engine, family = self.engine, self.cluster.accelerator.family
+        divided = self.tp // self.ep >= engine.padded_below > 0
+        elsewhere = family not in (engine.padded_families or (family,))
+        return 0 if divided or elsewhere else engine.expert_padding
 
     @functools.cached_property
     def draft(self) -> Draft | None:

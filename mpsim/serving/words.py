@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpsim.result.words import Figures, shares, told
+from mpsim.serving.engines import engine
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
@@ -45,7 +46,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         ("cache", _cache(summary)),
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),
-        ("engine", f"{summary['engine']}"),
+        ("engine", f"{summary['engine']}: {engine(summary['engine']).title}"),
         *told(summary),
         *_scaling(summary),
         *_pools(summary),

@@ -57,11 +57,16 @@ def launched(tmp_path):
         (f"{SGLANG} --ep 2 --moe-a2a-backend none", {"parallelism.ep": 2}),
         (f"{SGLANG} --scheduler-recv-interval 30", {"serving.engine.poll_steps": 30}),
         (TRTLLM, {"parallelism.ep": 4, "serving.weights": "mxfp4"}),
-        (f"{VLLM} --async-scheduling", {"serving.engine.preset": "vllm-async"}),
+        (VLLM, {"serving.engine.preset": "vllm-async"}),
+        (f"{VLLM} --no-async-scheduling", {"serving.engine.preset": "vllm-v1"}),
         (f"{TRTLLM} --backend tensorrt", {"serving.engine.preset": "tensorrt-llm-0.17"}),
         (
             "docker run --gpus all vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B -tp 2",
-            {"model.preset": "qwen3-8b", "parallelism.tp": 2},
+            {
+                "model.preset": "qwen3-8b",
+                "parallelism.tp": 2,
+                "serving.engine.preset": "vllm-v1",
+            },
         ),
     ],
 )
@@ -105,7 +110,7 @@ def test_drafted_tokens_ask_how_many_are_right(tmp_path):
     [
         ("vllm", f"{VLLM} --kv-cache-dtype fp8 --max-num-batched-tokens 4096 --enforce-eager"),
         ("vllm", "vllm serve Qwen/Qwen3-235B-A22B -tp 2 -dp 4 --enable-expert-parallel"),
-        ("vllm", f"{VLLM} --async-scheduling"),
+        ("vllm", f"{VLLM} --no-async-scheduling"),
         ("sglang", f"{SGLANG} --dp 4 --enable-dp-attention --chunked-prefill-size 16384"),
         ("trtllm", f"{TRTLLM} --max_num_tokens 20000 --kv_cache_free_gpu_memory_fraction 0.8"),
     ],

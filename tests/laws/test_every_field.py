@@ -45,6 +45,7 @@ ALONE = {
 REPLICA = {"serving.replicas": 1}
 SKEWED = {"model.moe.imbalance": 1.5, "parallelism": {"tp": 8, "ep": 4}}
 MIXTRAL = {"model.preset": "mixtral-8x7b", "parallelism.tp": 8}
+PADDED = {**MIXTRAL, "serving.weights": "fp8_block", "serving.engine": {"expert_padding": 64}}
 LONG = {"serving.workload.prompt": 3000, "serving.engine": {"max_tokens": 1024}}
 SESSIONS = {
     "serving.replicas": 1,
@@ -137,6 +138,8 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
         "cast_time": {"serving.weights": "fp8_block"},
         "expert_padding": {**MIXTRAL, "serving.weights": "fp8_block"},
+        **dict.fromkeys(("padded_families", "padded_below"), PADDED),
+        "mixes": LONG,
         "stream_interval": {"serving.engine": {"stream_time": "1 ms"}},
         "graph_padding": {
             "serving.engine": {"graph_sizes": [64], "piecewise_graphs": False},
@@ -188,6 +191,7 @@ GROUNDS: dict[str, dict[str, Any]] = {
 }
 """Scenarios in which no field is told that acts, and none acts that is told."""
 VALUES: dict[str, list[object]] = {
+    "padded_families": [["blackwell"]],
     "loss_peak_bytes": [60.0],
     "narrow_inputs": [2],
     "step_scratch": [4000.0],
@@ -239,7 +243,7 @@ def verdict(section: str, field: str, changes: dict[str, Any]) -> str:
     now = (
         framework(preset).fields()[field]
         if section == "framework"
-        else dataclasses.asdict(engine("vllm-v1"))[field]
+        else dataclasses.asdict(engine("vllm-async"))[field]
     )
     found = set()
     for value in VALUES.get(field) or others(fields(section)[field], now):

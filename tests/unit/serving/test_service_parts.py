@@ -99,7 +99,10 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
     [
         ("vLLM 0.10.1.1", "vllm-0.8"),
         ("vLLM 0.10.4", "vllm-0.8"),
+        ("vLLM v0.12.0", "vllm-v1"),
         ("vLLM v0.15.1", "vllm-async"),
+        ("vLLM", "vllm-async"),
+        ("TensorRT-LLM", "tensorrt-llm-1.x"),
         ("vLLM 0.2.7", "vllm-2023-eager"),
         ("vLLM 0.3.3", "vllm-0.5"),
         ("TensorRT-LLM v0.14.0", "tensorrt-llm-0.14"),
@@ -108,7 +111,7 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
     ],
 )
 def test_a_version_is_read_whole(words: str, preset: str) -> None:
-    """0.10.1.1 is no 0.1, 0.10.4 no 0.4, and a letter before a version says nothing."""
+    """0.10.1.1 is no 0.1, 0.10.4 no 0.4, a letter before a version says nothing, and no version means the newest."""
     found = engine_for(words)
     assert found is not None
     assert found.name == preset

@@ -247,7 +247,7 @@ def test_an_unknown_engine_is_named_where_it_stands(tmp_path):
     file.write_text(text.format("vlm"), encoding="utf-8")
     with pytest.raises(ScenarioError, match=r"service.yaml:5:3 serving.engine: .*'vllm' or"):
         search(mpsim.load(file))
-    for name, preset in (("vllm", "vllm-v1"), ("trtllm", "tensorrt-llm-1.x")):
+    for name, preset in (("vllm", "vllm-async"), ("trtllm", "tensorrt-llm-1.x")):
         file.write_text(text.format(name), encoding="utf-8")
         assert make_service(mpsim.load(file)).engine.name == preset
 
