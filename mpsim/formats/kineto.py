@@ -51,6 +51,7 @@ from mpsim.formats.spans import (
     kernel_class,
     kernel_word,
 )
+from mpsim.formats.words import DATA, table
 from mpsim.inputs import LINE, LINES, shown
 from mpsim.record import MOST
 from mpsim.workload import gemm_flops
@@ -73,16 +74,7 @@ _TYPES = {
     "double": "float64",
 }
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
-_ROWS = {
-    "aten::native_layer_norm": "layer_norm",
-    "aten::_fused_rms_norm": "rms_norm",
-    "aten::gelu": "gelu",
-    "aten::add": "add",
-    "aten::_log_softmax": "cross_entropy",
-    "aten::embedding": "embedding",
-    "aten::embedding_dense": "embedding",
-}
-"""Operators over rows, without the end of their backwards, by names of `mpsim measure`."""
+_ROWS = table(DATA, "recordings")["rows"]
 _HEAD_DIMS = 4
 _FEWEST_DIMS = 2
 _LONGEST_SIDE = 1 << 40

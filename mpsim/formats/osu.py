@@ -20,34 +20,16 @@ from typing import Any, Final
 from mpsim.errors import FormatError
 from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
 from mpsim.formats.source import Format, Head, Options, read_text
+from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
 
 LARGEST: Final = 4_000_000
 _LONGEST_LINE: Final = 1000
 _TITLE = re.compile(r"#\s*OSU\s+(\S+)\s+(.*?)\s+Test\s*(?:v?([\d.]+\w*))?\s*$")
-_MEGA, _MICRO = 1e6, 1e-6
 _COUNTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 _WORDS: Final = {"bcast": "broadcast", "alltoallw": "alltoallv", "allgatherv": "allgather"}
 _GATHERED = ("all_gather", "all_to_all")  # a row's size is one rank's or one peer's share
-_COLUMNS: Final = (
-    (r"size", "bytes", 0.0),
-    (r"(avg )?(avg )?lat(ency)?\b.*|avg lat.*|overall.*", "time_s", _MICRO),
-    (r"min lat.*", "min_s", _MICRO),
-    (r"max lat.*", "max_s", _MICRO),
-    (r"p50.*", "p50_s", _MICRO),
-    (r"p90.*", "p90_s", _MICRO),
-    (r"p95.*", "p95_s", _MICRO),
-    (r"p99.*", "p99_s", _MICRO),
-    (r"compute.*", "compute_s", _MICRO),
-    (r"(coll\. init|mpi_test|mpi_wait|init|wait).*", "overhead_s", _MICRO),
-    (r"pure comm.*", "pure_s", _MICRO),
-    (r"overlap.*", "overlap_percent", 1),
-    (r"iterations", "iterations", 0.0),
-    (r"bandwidth.*|mb/s.*|bi-?directional.*", "bandwidth_Bps", _MEGA),
-    (r"messages/s.*", "messages_per_s", 1),
-    (r"validation", "validation", 1),
-)
-"""Columns: how their title reads, our name, and the unit of their numbers; 0 for whole numbers."""
+_COLUMNS: Final = table(DATA, "recordings")["osu"]
 _UNITS: Final = {name: unit for _, name, unit in _COLUMNS}
 
 

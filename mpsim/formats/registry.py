@@ -35,6 +35,7 @@ from mpsim.formats.servers import SERVERS, export_server
 from mpsim.formats.source import Format, Head, Options, read_head
 from mpsim.formats.tables import TABLE
 from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
+from mpsim.formats.words import DATA, table
 from mpsim.scenario import Scenario
 
 RECORDING: Final = Format(
@@ -64,18 +65,7 @@ FORMATS: Final = (
     TABLE,
 )
 """Every format in the order of trial: those that their first characters tell come first."""
-ALIASES: Final[Mapping[str, str]] = {
-    "bridge": "megatron-bridge",
-    "ds_config": "deepspeed",
-    "huggingface": "hf",
-    "sbatch": "slurm",
-    "transformers": "hf",
-    "tensorrt-llm": "trtllm",
-    "trtllm-serve": "trtllm",
-    "pytorch": "kineto",
-    "torch": "kineto",
-    "rccl-tests": "nccl-tests",
-}
+ALIASES: Final[Mapping[str, str]] = table(DATA, "recordings")["aliases"]
 """Further names of formats."""
 
 

@@ -39,27 +39,27 @@ from mpsim.workload import model as find_model
 
 _LARGEST: Final = 4_000_000  # characters of a script
 _FILE, _IN_FILE = "llm-api.yaml", "file"
-_MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
+_MODEL, _DRAFTING = "model.preset", "serving.speculation."
 _ENGINE: Final = "serving.engine.preset"
+_VERSION = re.compile(
+    r"\b(?:vllm|sglang|tensorrt[-_]?llm)[\w/-]*(?:\[[\w,-]*\])?(?::v?|==)(\d+\.\d[\w.]*)"
+)
 
 
 def _read_server(name: str, head: Head, options: Options) -> Imported:
     """Read a server's launch line. FormatError: there is none, several differ, or a bad value."""
-    from mpsim.serving.engines import engine_for
-
-    stated = _stated(name, head)
+    stated, engine = _stated(name, head), tables.table_of(name)
     values = {key: word.text or True for key, word in stated.items() if not word.unknown}
     ledger = Ledger(str(head.path), values, {key: word.line for key, word in stated.items()})
+    needed = {"config", *(row["key"] for row in engine["keys"])}
     for key, word in stated.items():
-        if word.unknown:
+        if word.unknown and key in needed:
             ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
-    engine = tables.table_of(name)
-    image = re.search(r"\b(?:vllm|sglang|tensorrt-llm)[\w/-]*:v?(\d+\.\d[\w.]*)", head.text)
-    version = f"{engine['title']} {image[1]}" if image else f"{engine['title']} as installed today"
-    meant = engine_for(version)
-    ledger.assume(_ENGINE, meant.name if meant else engine["engine"], version)
+    ledger.assume(_ENGINE, *_engine(engine, head.read("a launch line", _LARGEST)))
     for row in engine["keys"]:
         _read_row(ledger, row)
+    if (preset := ledger.scenario[_ENGINE]) in engine["same_defaults"]:
+        ledger.assume("server.engine", preset, "what nobody says takes its default on the device")
     routed = _read_model(name, ledger)
     ranks = _read_ranks(name, ledger, routed=routed)
     why = "no option says how requests come; so does the rest of serving.workload"
@@ -71,27 +71,73 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
 
 
+def _engine(table: Mapping[str, Any], text: str) -> tuple[str, str]:
+    """The engine of a script's image, package or variables, and what says so."""
+    from mpsim.serving.engines import engine_for
+
+    for era in table.get("eras", ()):
+        if re.search(era["pattern"], text):
+            return era["engine"], era["why"]
+    number = _VERSION.search(text)
+    version = f"{table['title']} {number[1] if number else 'as installed today'}"
+    known = engine_for(version)
+    return known.name if known is not None else table["engine"], version
+
+
+def _containers(node: object, replicas: object = None) -> Iterator[str]:
+    """Commands of the containers of Kubernetes or Compose, each behind its image."""
+    if isinstance(node, Mapping):
+        replicas = node.get("replicas", replicas)
+        image, *said = (node.get(key) for key in ("image", "command", "args"))
+        lists = (shlex.split(part) if isinstance(part, str) else part or () for part in said)
+        words = [*map(str, itertools.chain(*lists))]
+        if image is not None and words:
+            starts = [str(image)] if words[0].startswith("-") else []  # else it runs the words
+            more = f" --replicas {replicas}" if replicas else ""
+            inside = more if "-c" in words else ""  # of a script in a word
+            words[-1] += inside
+            yield shlex.join([*starts, *words]) + (more if not inside else "")
+        node = [*node.values()]
+    if isinstance(node, list):
+        for inner in node:
+            yield from _containers(inner, replicas)
+
+
+def _script(head: Head) -> str:
+    """The script of a file: its text, or what the containers in it run."""
+    text = head.read("a launch line", _LARGEST)
+    if head.path.suffix not in (".yaml", ".yml"):
+        return text
+    parts = (part for part in re.split(r"(?m)^---.*$", text) if part.strip())
+    return "\n".join(
+        line for part in parts for line in _containers(parse_document(part, str(head.path)).data)
+    )
+
+
 def _stated(name: str, head: Head) -> dict[str, Word]:
     """Options of the one server that a script launches, by their long names."""
-    starts = [start.split() for start in tables.table_of(name)["starts"]]
-    found: dict[tuple[str, ...], dict[str, Word]] = {}
-    script = head.read("a launch line", _LARGEST)
+    server = tables.table_of(name)
+    starts = [start.split() for start in server["starts"]]
+    found: dict[frozenset[tuple[str, str]], dict[str, Word]] = {}
+    script = _script(head)
     for command in commands(script):
         # an image that starts the server has its name without a tag
         texts = [PurePosixPath(word.text).name.partition(":")[0] for word in command.words]
         for place, start in itertools.product(range(len(texts)), starts):
             end = place + len(start)
             if texts[place:end] == start:
-                found[tuple(texts[end:])] = _long(name, command.words[end:])
+                stated = _long(name, command.words[end:])
+                apart = server.get("apart", ())  # of the nodes of one server
+                alike = [(key, word.text) for key, word in stated.items() if key not in apart]
+                found.setdefault(frozenset(alike), stated)
                 break
     if len(found) == 1:
         stated = next(iter(found.values()))
-        file = stated.get("config") if name == "trtllm" else None
-        if file is not None and (inner := _in_file(name, head, script, file)):
-            del stated["config"]
-            stated |= inner
-        return stated
-    title, usual = tables.table_of(name)["title"], tables.table_of(name)["written"]
+        file = stated.get("config")
+        inner = _in_file(name, head, script, file) if file is not None else {}
+        line = {key: word for key, word in stated.items() if not inner or key != "config"}
+        return line | inner if name == "trtllm" else inner | line
+    title, usual = server["title"], server["written"]
     count = f"{len(found)} different servers are" if found else "no server is"
     raise FormatError(
         f"{head.path}: {count} launched; needed one of {title}, such as '{usual} ...'"
@@ -149,8 +195,10 @@ def _read_row(ledger: Ledger, row: Mapping[str, Any]) -> None:
         ledger.refuse(f"{ledger.place(key)}: got {shown(str(value))}; needed {meant.needed}")
     elif meant.value is not None:
         ledger.put(key, meant.to, meant.value)
-    if row["to"] == _DRAFTS:  # no option says how many are right
-        ledger.ask("serving.speculation.acceptance")
+    if row["to"] == f"{_DRAFTING}tokens":  # no option says how many are right
+        ledger.ask(f"{_DRAFTING}acceptance")
+        if f"{_DRAFTING}draft" not in ledger.scenario:  # a model of its own
+            ledger.ask(f"{_DRAFTING}draft")
 
 
 def _read_model(name: str, ledger: Ledger) -> bool:
@@ -166,7 +214,9 @@ def _read_model(name: str, ledger: Ledger) -> bool:
     if "serving.weights" not in ledger.scenario:
         named = (e["format"] for e in shared["weights"] if re.fullmatch(e["pattern"], repository))
         form = next(named, released(entry["preset"]) if entry else None)
-        if form is not None:
+        if form == "":  # of a file, or of a library, in one of many formats
+            ledger.ask("serving.weights")
+        elif form is not None:
             ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
     moe = find_model(entry["preset"]).moe if entry is not None else None
     slots = _row(name, "serving.engine.redundant_experts") if name == "trtllm" else ""
@@ -198,6 +248,9 @@ def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
             ledger.put([_row(name, "parallelism.tp"), row], "parallelism.tp", tp)
         for to in said.keys() & {*tables.table_of(name)["shared"]}:
             ledger.put([_row(name, to), row], to, max(1, int(str(said[to])) // own))
+    if "replicas" in ledger and (pods := ledger.integer("replicas", least=1) or 1) > 1:
+        dp *= pods
+        ledger.put(["replicas", row], "serving.replicas", dp)
     spread = _SPREAD.get(name, "")
     if spread in ledger and str(ledger.get(spread)).lower() != "none":
         ledger.put(spread, "parallelism.ep", tp if routed else 1)
@@ -220,11 +273,10 @@ def export_server(name: str, scenario: Scenario) -> Exported:
     models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)
     repository = next((entry["repository"] for entry in models), "")
     chosen = values.get(_ENGINE)
-    engines = {engine["engine"], *(row.says for row in keys(name) if row.to == _ENGINE)}
     reasons = {
         "describes a training step; a launch line is a service's": scenario.serves,
         f"serving.engine is {chosen}; needed {engine['engine']} for {engine['title']}": chosen
-        in engines,
+        in engine["presets"],
         "pools of their own have a line each": "serving.disaggregated.first_token" not in values,
         f"no repository of model {preset or 'without a preset'} is known": repository,
     }
@@ -261,7 +313,7 @@ def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str,
         value = values.get(row.to)
         if row.kind == "word":
             value = row.word(value)
-        if row.when != _IN_FILE or value in (None, row.default) or row.to == _DRAFTS:
+        if row.when != _IN_FILE or value in (None, row.default) or row.to.startswith(_DRAFTING):
             continue
         if row.kind == "graphs":  # sizes that no largest one makes are the engine's own
             most = value[-1] if value else 0
@@ -300,7 +352,11 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
             continue
         if row.name == "enable-dp-attention" and own > 1:
             value = True
-        elif (value in (None, False) and row.says is None) or row.to in done or row.to == _DRAFTS:
+        elif (
+            (value in (None, False) and row.says is None)
+            or row.to in done
+            or row.to.startswith(_DRAFTING)
+        ):
             continue
         option = f"--{row.name}" if name != "trtllm" else f"--{row.name.replace('-', '_')}"
         word = row.word(value) if row.kind == "word" else value
@@ -320,8 +376,9 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
 
 
 def _recognises(name: str, head: Head) -> bool:
-    starts = "|".join(tables.table_of(name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
-    found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:[:\s]|$)", head.text)
+    starts = "|".join(tables.table_of(name)["starts"]).replace(".", r"\.")
+    between = starts.replace(" ", "[\\s,\"']+")
+    found = re.search(rf"(?m)(?:^|[\s/\"'])(?:{between})(?:[:\s\"',]|$)", head.text)
     return found is not None and not head.is_object
 
 

@@ -21,6 +21,7 @@ from mpsim.formats.imported import (
     kernel_point,
 )
 from mpsim.formats.source import Format, Head, Options
+from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
 from mpsim.workload import gemm_flops
 
@@ -28,16 +29,7 @@ _MICRO, _TERA = 1e-6, 1e12
 _COLLECTIVES = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
 _KERNELS = frozenset({"gpu", "op", "dtype", "time_us"})
 _MACHINE = ("system", "gpu", "link", "nic")
-_DTYPES = {
-    "fp32": "float32",
-    "tf32": "tf32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8": "float8_e4m3fn",
-    "float": "float32",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-}
+_DTYPES = table(DATA, "recordings")["dtypes"]
 _SHOWN = 6
 
 

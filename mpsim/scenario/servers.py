@@ -94,6 +94,8 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         fits = re.fullmatch(form.pattern, text) is not None
         return Meaning(to, form.read(text) if fits else None, "" if fits else form.needed)
     words = _SWITCH if kind == "switch" else row.get("values", {})
+    if kind == "among":  # a word somewhere in the value
+        return Meaning(to, next((words[word] for word in words if word in text.lower()), None))
     known = words.get(text.lower())
     needed = " or ".join(words) if kind == "switch" else ", ".join(words)
     return Meaning(to, known, "" if known is not None else needed)
@@ -129,6 +131,10 @@ def said(data: Data) -> dict[str, object]:
         for key, value in section.items():
             if (row := _row(name, key)) and not (meant := meaning(row, value)).needed:
                 found[meant.to] = meant.value
+        own = serving.get("attention_dp", 1)
+        for to in table_of(name).get("shared", ()):  # of all ranks with requests of their own
+            if type(own) is type(whole := found.get(to)) is int and own > 1:
+                found[to] = max(1, whole // own)
     written = {f"serving.{key}" for key in serving} | {f"serving.engine.{key}" for key in engine}
     return {key: value for key, value in found.items() if key not in written}
 

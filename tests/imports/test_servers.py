@@ -59,6 +59,26 @@ def launched(tmp_path):
         (TRTLLM, {"parallelism.ep": 4, "serving.weights": "mxfp4"}),
         (VLLM, {"serving.engine.preset": "vllm-async"}),
         (f"{VLLM} --no-async-scheduling", {"serving.engine.preset": "vllm-v1"}),
+        ("VLLM_USE_V1=0 vllm serve Qwen/Qwen3-8B", {"serving.engine.preset": "vllm-0.5"}),
+        (f"pip install vllm==0.9.1\n{VLLM}", {"serving.engine.preset": "vllm-0.8"}),
+        (f"{VLLM} --other-option $WHO", {"parallelism.tp": 4}),
+        ("vllm serve google/gemma-3-27b-it", {"model.preset": "gemma3-27b"}),
+        (
+            f'{VLLM} --speculative-config \'{{"method": "ngram", "num_speculative_tokens": 4}}\'',
+            {"serving.speculation.draft": "n-gram", "serving.speculation.tokens": 4},
+        ),
+        (
+            f"{SGLANG[:-1]}72 --enable-deepep-moe --init-expert-location a --ep-num-redundant-experts 32",
+            {
+                "parallelism.ep": 72,
+                "serving.engine.eplb": True,
+                "serving.engine.redundant_experts": 32,
+            },
+        ),
+        (
+            f"{SGLANG} --nnodes 2 --node-rank 0\n{SGLANG} --nnodes 2 --node-rank 1",
+            {"parallelism.tp": 8},
+        ),
         (f"{TRTLLM} --backend tensorrt", {"serving.engine.preset": "tensorrt-llm-0.17"}),
         (
             "docker run --gpus all vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B -tp 2",
@@ -73,6 +93,60 @@ def launched(tmp_path):
 def test_a_launch_line_is_a_service(launched, line, expected):
     """Options land on the key that has their meaning, ranks counted as the engine counts them."""
     assert expected.items() <= launched(line).items()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        'command: ["/bin/sh", "-c"]\n        args: ["vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 64"]',
+        'args: ["--model=Qwen/Qwen3-8B", "-tp=2", "--max-num-seqs", "64"]',
+    ],
+)
+def test_a_deployment_of_kubernetes_is_its_containers_line(tmp_path, runs):
+    """What a container runs is read behind its image, whose version is the engine's; pods count."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "spec:\n  replicas: 3\n  template:\n    spec:\n      containers:\n"
+        f"      - image: vllm/vllm-openai:v0.10.1.1\n        {runs}\n"
+    )
+    values = flat(read(path).scenario)
+    expected = {
+        "model.preset": "qwen3-8b",
+        "parallelism.tp": 2,
+        "serving.engine.max_sequences": 64,
+        "serving.engine.preset": "vllm-0.8",
+        "serving.replicas": 3,
+    }
+    assert expected.items() <= values.items()
+
+
+def test_options_of_a_file_stand_behind_those_of_the_line(launched, tmp_path):
+    """vLLM reads `--config` too, and what its line says wins."""
+    (tmp_path / "vllm.yaml").write_text("tensor-parallel-size: 2\nmax-num-seqs: 64\n")
+    values = launched(f"{VLLM} --config {tmp_path / 'vllm.yaml'}")
+    assert (values["parallelism.tp"], values["serving.engine.max_sequences"]) == (4, 64)
+
+
+def test_what_no_option_says_is_the_default_on_the_device(tmp_path):
+    """A server on small devices takes smaller budgets; SGLang's ranks share one."""
+    path = tmp_path / "serve.sh"
+
+    def budget(line, cluster):
+        path.write_text(line)
+        given = {"schema": 1, **read(path, cluster=cluster).scenario}
+        return Scenario.from_mapping(given).resolved()["serving"]["engine"]["max_tokens"]
+
+    chips = ("dgx-a100-80gb", "dgx-h100")
+    assert [budget("vllm serve Qwen/Qwen3-8B", chip) for chip in chips] == [2048, 8192]
+    apart = f"{SGLANG} --dp 8 --enable-dp-attention"
+    assert [budget(line, "dgx-h200") for line in (SGLANG, apart)] == [8192, 1024]
+
+
+def test_weights_of_a_gguf_repository_are_asked_for(tmp_path):
+    """Its name does not say which of many formats."""
+    path = tmp_path / "serve.sh"
+    path.write_text("vllm serve unsloth/Llama-3.3-70B-Instruct-GGUF -tp 2")
+    assert "serving.weights" in read(path).missing
 
 
 def test_a_launch_line_keeps_the_traffic_of_the_file_below_it(tmp_path):

@@ -24,15 +24,8 @@ import numpy as np
 from mpsim import structs
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
+from mpsim.formats import execution
 from mpsim.formats.chakra.trace import Node, Trace
-from mpsim.formats.execution import (
-    PHASES,
-    CommunicationPrices,
-    ImportedProgram,
-    Price,
-    axis_streams,
-    program_vocabulary,
-)
 from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, Stream
@@ -43,7 +36,7 @@ from mpsim.program.template import ticks
 _PRECISION = ("bf16", "fp16", "fp32")
 _MESSAGE = "send_recv"
 _PIPELINE = "pp"
-_NOTHING = Price(0.0, 0.0, 0.0)
+_NOTHING = execution.Price(0.0, 0.0, 0.0)
 _OF_STREAM = {stream.name.lower(): axis.name for axis in AXES for stream in axis.streams}
 _STREAMS = {stream.name.lower(): stream for stream in Stream}
 _KIND_OF = {"input_gradient": "backward"}
@@ -59,7 +52,7 @@ class _Row:
     collective: str
     members: tuple[int, ...]  # ranks that take part; sender and receiver of a message
     nodes: list[tuple[int, Node]]  # rank and node of each part
-    price: Price = _NOTHING
+    price: execution.Price = _NOTHING
     axis: str = ""
     before: set[int] = structs.field(default_factory=set)
 
@@ -84,14 +77,14 @@ class _Row:
 
 def chakra_program(
     trace: Trace, cluster: Cluster | None, warnings: tuple[str, ...] = ()
-) -> ImportedProgram:
+) -> execution.ImportedProgram:
     """Build the program of a trace.
 
     `cluster`: on which collectives, messages and computations without a duration are priced, rank i
     on its accelerator i; left out, times are those of the trace. FormatError if ranks call
     different collectives of a group, or nodes wait for each other.
 
-    Returns ImportedProgram: one rank class a rank.
+    Returns execution.ImportedProgram: one rank class a rank.
     """
     rows = _merged(trace)
     if not rows:
@@ -100,11 +93,11 @@ def chakra_program(
         )
     axes = _name_axes(rows, len(trace.ranks))
     for row in rows:
-        row.price = Price(max(node.duration for _, node in row.nodes), 0.0, 0.0)
+        row.price = execution.Price(max(node.duration for _, node in row.nodes), 0.0, 0.0)
     constants = _price(rows, cluster) if cluster is not None else ()
     order = _order(trace, rows)
     flops = sum(row.node.whole("num_ops") for row in rows if not row.collective)
-    return ImportedProgram(
+    return execution.ImportedProgram(
         name=trace.files[0].rpartition("/")[2].rsplit(".", 2)[0],
         program=_columns(rows, order, axes, len(trace.ranks)),
         axes=axes,
@@ -203,16 +196,16 @@ def _name_axes(rows: list[_Row], ranks: int) -> tuple[str, ...]:
 
 def _price(rows: list[_Row], cluster: Cluster) -> tuple[Constant, ...]:
     """Price communication, and computations without a duration; list the constants used."""
-    chip, prices = cluster.accelerator, CommunicationPrices(cluster)
+    chip, prices = cluster.accelerator, execution.CommunicationPrices(cluster)
     precision = next((name for name in _PRECISION if name in chip.peak_flops), min(chip.peak_flops))
     kernels = KernelModel(chip, precision)
     rate = chip.peak(precision) * kernels.peak_fraction(precision)
-    known: dict[tuple[object, ...], Price] = {}
+    known: dict[tuple[object, ...], execution.Price] = {}
     for row in rows:
         if not row.collective:  # roofline of FLOPs and bytes; of loads and stores their bytes
             flops, moved = row.node.whole("num_ops"), row.node.whole("tensor_size")
             seconds = row.price.seconds or max(flops / rate, moved / chip.memory_bandwidth)
-            row.price = Price(seconds, 0.0, 0.0)
+            row.price = execution.Price(seconds, 0.0, 0.0)
             continue
         key = row.collective, row.members, row.size
         if key not in known:
@@ -257,8 +250,8 @@ def _order(trace: Trace, rows: list[_Row]) -> list[int]:
 
 def _columns(rows: list[_Row], order: list[int], axes: tuple[str, ...], ranks: int) -> Program:
     """The rows as a Program."""
-    vocabulary = program_vocabulary(axes)
-    queues = axis_streams(axes)
+    vocabulary = execution.program_vocabulary(axes)
+    queues = execution.axis_streams(axes)
     place = {number: at for at, number in enumerate(order)}
     chosen = [rows[number] for number in order]
     streams = [_queues(row, queues) for row in chosen]
@@ -334,7 +327,7 @@ def _part(row: _Row, parts: tuple[str, ...]) -> str:
     stated = row.node.text("mpsim_part")
     if stated in parts:
         return stated
-    return f"exposed_{row.axis}" if row.axis else PHASES[-1]
+    return f"exposed_{row.axis}" if row.axis else execution.PHASES[-1]
 
 
 def _number(value: object) -> int:

@@ -28,14 +28,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
-from mpsim.formats.execution import (
-    PHASES,
-    CommunicationPrices,
-    ImportedProgram,
-    Price,
-    axis_streams,
-    program_vocabulary,
-)
+from mpsim.formats import execution
 from mpsim.formats.hlo import facts_of
 from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.pieces import Assembly, Piece
@@ -99,7 +92,7 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> Recorded:
     program = builder.program(piece)
     mesh = dict(zip(builder.axes.names, builder.axes.sizes, strict=True))
     warnings = (*recorded.warnings, *builder.warnings())
-    imported = ImportedProgram(
+    imported = execution.ImportedProgram(
         name=module.name or path.name,
         program=program,
         axes=builder.axis_names,
@@ -136,7 +129,7 @@ class _Cost:
     """Cost of a row: a kernel by its work, or communication by its price."""
 
     work: Work = _NOTHING
-    price: Price | None = None
+    price: execution.Price | None = None
     collective: str = ""  # as the cost models call it; empty for a kernel
     size: float = 0.0  # whole tensor of a collective [B]
 
@@ -152,7 +145,7 @@ class _Builder:
         self._labels: dict[str, int] = {}
         self._unknown: set[str] = set()
         self._scaled = False
-        self._prices = CommunicationPrices(cluster)
+        self._prices = execution.CommunicationPrices(cluster)
         self._kernels: dict[str, KernelModel] = {}
         self._phases: dict[str, int] = {}
         self._takes = {
@@ -349,10 +342,10 @@ class _Builder:
                 names = [inner.operation for inner in self.module.lines(called)]
                 phases = [_phase_of(name) for name in names if name]
                 self._phases[called] = max(
-                    phases, key=phases.count, default=PHASES.index("compute")
+                    phases, key=phases.count, default=execution.PHASES.index("compute")
                 )
             return self._phases[called]
-        return PHASES.index("compute")
+        return execution.PHASES.index("compute")
 
     def _label(self, line: Instruction, kind: str = "") -> int:
         text = kind or _NUMBERED.sub("", line.name)[:60]
@@ -376,7 +369,7 @@ class _Builder:
         """Communication of a device; the slowest of unequal groups decides."""
         name, gathers = _KINDS.get(kind, "send_recv"), kind == "all-gather"
         whole = float(size * (len(groups[0]) if gathers and groups else 1))
-        prices = [Price(0.0, 0.0, 0.0)]
+        prices = [execution.Price(0.0, 0.0, 0.0)]
         if kind == _PERMUTE and size:
             prices = [self._prices.messages(size, groups, ranks=self.module.devices)]
         elif kind != _PERMUTE:
@@ -412,14 +405,14 @@ class _Builder:
     def program(self, piece: Piece) -> Program:
         """The rows as a Program of one rank class."""
         cost, kind, axis, phase, label = piece.columns
-        vocabulary = program_vocabulary(self.axis_names)
-        streams = axis_streams(self.axis_names)
+        vocabulary = execution.program_vocabulary(self.axis_names)
+        streams = execution.axis_streams(self.axis_names)
         # a column for each axis, then copies and kernels, whose axes are -2 and -1
         queues = [*(streams[name] for name in self.axis_names), Stream.COPY, Stream.COMPUTE]
         exposed = [vocabulary.part(f"exposed_{name}") for name in self.axis_names]
         part = np.array([*exposed, vocabulary.part("other"), -1])[axis]
-        phase = np.array([vocabulary.part(name) for name in PHASES])[phase]
-        prices = [priced.price or Price(0.0, 0.0, 0.0) for priced in self._costs]
+        phase = np.array([vocabulary.part(name) for name in execution.PHASES])[phase]
+        prices = [priced.price or execution.Price(0.0, 0.0, 0.0) for priced in self._costs]
         sent = np.array(prices)[cost, 1:]
         names = [priced.collective for priced in self._costs]
         called = np.array([COLLECTIVES.index(name) if name else -1 for name in names])
@@ -488,10 +481,10 @@ def _channel(line: Instruction) -> str:
 def _phase_of(name: str) -> int:
     """Phase by the path of an operation: as JAX and TensorFlow name what they differentiate."""
     if "rematted_computation" in name or "/remat" in name:
-        return PHASES.index("recompute")
+        return execution.PHASES.index("recompute")
     if "transpose(" in name or "gradient_tape" in name or "gradients/" in name:
-        return PHASES.index("backward")
-    return PHASES.index("forward" if "jvp(" in name else "compute")
+        return execution.PHASES.index("backward")
+    return execution.PHASES.index("forward" if "jvp(" in name else "compute")
 
 
 def _device_of(module: Module) -> str:

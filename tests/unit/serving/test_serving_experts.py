@@ -7,10 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mpsim.errors import ScenarioError
 from mpsim.hardware import build_cluster, system
+from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.planning import make_service
 from mpsim.serving.work import ExpertWork, wide_in
 from mpsim.workload import Module, Role, model
 
@@ -189,3 +192,22 @@ def test_rows_are_padded_where_deepgemm_runs(chip, divided, name, padded) -> Non
     ]
     with_tiles, without = (plan.prices.parts(TOKENS)["experts"] for plan in plans)
     assert (with_tiles > without).any() == padded
+
+
+def test_copies_of_experts_fill_ranks_that_experts_alone_do_not() -> None:
+    """256 experts and 32 copies are four on each of 72 ranks; without copies 72 divides nothing."""
+    engine_of = {"preset": "sglang", "eplb": True, "redundant_experts": 32}
+    given = {
+        "schema": 1,
+        "model": "deepseek-v3",
+        "cluster": {"preset": "gb200-nvl72", "nodes": 18},
+        "parallelism": {"tp": 72, "ep": 72},
+        "serving": {"engine": engine_of, "attention_dp": 72, "workload": {"rate": 1.0}},
+    }
+    assert make_service(Scenario.from_mapping(given)).ep == 72
+    engine_of["eplb"] = False
+    with pytest.raises(ScenarioError, match="72, which does not divide 256 experts"):
+        Scenario.from_mapping(given)
+    engine_of |= {"eplb": True, "redundant_experts": 16}
+    with pytest.raises(ScenarioError, match="divide by ep 72, such as 32"):
+        make_service(Scenario.from_mapping(given))
