@@ -29,7 +29,7 @@ a string with a unit of that kind, such as `400 Gb/s`, `50 GB/s` or `50 GiB/s`; 
 - **Presets.** Where a preset is expected, its name alone is enough (`model: gpt3-175b`); `{preset: gpt3-175b, layers: 48}` replaces fields of it.
   `mpsim show` lists the names.
 - **Layers.** `include:` reads one file or several first, the file itself comes on top, then `--override NAME` blocks in order, then `--set
-  KEY=VALUE`. Mappings merge key by key, everything else is replaced.
+  KEY=VALUE`. Mappings merge key by key, everything else is replaced; `KEY=null` leaves it out.
 """
 
 

@@ -82,16 +82,21 @@ class Layers:
         *,
         dotted: bool = False,
     ) -> None:
-        """Merge `value`, `written` in `origin`, at `parts`; `dotted`: keys inside may be dotted."""
-        key = join(*parts)
+        """Merge `value`, `written` in `origin`, at `parts`; `dotted`: keys inside may be too, and
+        None leaves one out.
+        """
+        key, around = join(*parts), self._mapping(parts[:-1])
+        if dotted and value is None and around is not None:
+            around.pop(parts[-1], None)
+            return
         self._mark_missing(parts, origin, written)
-        for name in RIVALS.get(key, ()) if self._open(parts[:-1]) else ():
+        for name in RIVALS.get(key, ()) if around is not None else ():
             if self.files.get(join(parts[0], name), self.file) != origin.file:
                 self.data[parts[0]].pop(name, None)
         body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
         if not isinstance(value, Mapping):
             self._replace(parts, copied(value), origin, written)
-        elif body or not self._open(parts):
+        elif body or self._mapping(parts) is None:
             self._replace(parts, {}, origin, written)
         self._mark(key, origin, written)
         for name, inner in value.items() if isinstance(value, Mapping) else ():
@@ -118,19 +123,19 @@ class Layers:
         """The data as one document; its problems are those of every layer."""
         return Document(self.data, self.places, self.file, self.files, tuple(self.problems))
 
-    def _open(self, parts: tuple[object, ...]) -> bool:
-        """Whether a mapping, or a shorthand that is now spelled out, stands at `parts`."""
+    def _mapping(self, parts: tuple[object, ...]) -> Data | None:
+        """The mapping, or shorthand that is spelled out now, at `parts`; None for all else."""
         node: object = self.data
         for depth, part in enumerate(parts):
             if not isinstance(node, dict) or part not in node:
-                return False
+                return None
             key = join(*parts[: depth + 1])
             if key in SHORTHANDS and isinstance(node[part], str):
                 node[part] = expand_shorthand(key, node[part])
                 for name in node[part] if key in self.files else ():  # RIVALS asks whose they are
                     self.files[join(key, name)] = self.files[key]
             node = node[part]
-        return isinstance(node, dict)
+        return node if isinstance(node, dict) else None
 
     def _mark_missing(self, parts: tuple[object, ...], origin: Document, written: str) -> None:
         """Sections on the way to a dotted key that nobody wrote stand where the key does."""

@@ -97,32 +97,20 @@ class Scenario(Shown, Written):
         """
         return copy.deepcopy(resolved_data(self))
 
-    def with_values(self, values: Mapping[str, object], *, checked: bool = True) -> Scenario:
+    def with_values(
+        self, values: Mapping[str, object], *, checked: bool = True, sound: bool = False
+    ) -> Scenario:
         """The scenario with some values replaced, checked again, and its sweep dropped.
 
-        Parameters
-        ----------
-        values : mapping of str to object
-            New value by dotted key, as it would be written in the file.
-        checked : bool
-            Whether to refuse values that do not go together.
-
-        Raises
-        ------
-        ScenarioError
-            If the values are wrong or do not go together.
-
-        Examples
-        --------
-        >>> base = Scenario.from_mapping({
-        ...     "schema": 1, "model": "gpt3-175b",
-        ...     "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
-        ...     "parallelism": {"tp": 8, "pp": 8},
-        ...     "training": {"global_batch": 64, "sequence_length": 2048}})
-        >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
-        (1, 2)
+        `values`: new value by dotted key, as a file would have it; None leaves the key out.
+        `checked`: whether to refuse values that do not go together. `sound`: whether they were
+        checked before. ScenarioError if the values are wrong or do not go together.
         """
-        return _build(lay_values(self.ground, values), checked=checked, like=self)
+        document = lay_values(self.ground, values)
+        scenario = _build(document, checked=checked and not sound, like=self)
+        if sound:
+            vars(scenario)["problems"] = []
+        return scenario
 
     def replace(self, values: Mapping[str, object] | None = None, **short: object) -> Scenario:
         """The scenario with some values replaced: `with_values` for people.

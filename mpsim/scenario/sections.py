@@ -246,7 +246,7 @@ class Simulation(Section):
     """Whether kernels and collectives beside each other on a device slow each other down."""
     straggling: bool = True
     """Whether a step on many accelerators loses what it usually does to the slowest of them; a
-    variation section draws its own instead."""
+    variation's speed or jitter draws its own instead."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Seed of everything random."""
 

@@ -141,7 +141,7 @@ def _choice(detail: ErrorDetails, context: Mapping[str, object]) -> str:
     words = str(context["expected"]).replace(" or ", ", ").split(", ")
     choices = [word.strip("'") for word in words]
     got = detail["input"]
-    known = _others()["values"]
+    known = _others()["values"].get(join(*detail["loc"]), {})
     near = known.get(got) or nearest(got, choices) if isinstance(got, str) else ""
     listed = f"needed one of {', '.join(choices)}"
     return f"got {_got(got)}; {near if near.startswith('did') else listed}"

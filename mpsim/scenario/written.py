@@ -107,8 +107,9 @@ class Written(Section):
 
     @property
     def straggles(self) -> bool:
-        """Whether steps lose the usual to stragglers: not where a variation draws them."""
-        return self.simulation.straggling and self.variation is None
+        """Whether steps lose the usual to stragglers: not where a variation draws ranks' speeds."""
+        drawn = self.variation and (self.variation.speed or self.variation.jitter)
+        return self.simulation.straggling and not drawn
 
     @property
     def training_step(self) -> Training:

@@ -11,6 +11,7 @@ from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
+from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.facility import Facility
@@ -140,8 +141,7 @@ class Comparison(Shown, Tabular):
     def _changed(self) -> list[str]:
         """Keys and values of B instead of those of A, the first few."""
         words = [
-            f"{key}"
-            " "
+            f"{key} "
             + " to ".join("default" if value is None else f"{value}"[:_LONGEST] for value in values)
             for key, values in list(self.changes.items())[:_TOLD]
         ]
@@ -161,15 +161,13 @@ class Comparison(Shown, Tabular):
         if not change:
             what = "of an accelerator a token" if serves else "a step"
             return self._measured(f"both take {part_text(step.a)} {what}")
-        faster = "faster" if change < 0 else "slower"
         size = f"{part_text(abs(change))} ({percent(abs(change) / step.a)})"
-        text = f"{second} is {size} a step {faster} than {first}"
         if serves:
             less = "less" if change < 0 else "more"
-            text = (
-                f"{second} takes {size} of an accelerator {less} for an output token than {first}"
-            )
-        return self._measured(f"{text}{most_of(self.parts, change)}")
+            text = f"takes {size} of an accelerator {less} for an output token than {first}"
+        else:
+            text = f"is {size} a step {'faster' if change < 0 else 'slower'} than {first}"
+        return self._measured(f"{second} {text}{most_of(self.parts, change)}")
 
     def _measured(self, text: str) -> str:
         """A sentence with the interval that the measured difference lies in, where it is known."""
@@ -219,13 +217,10 @@ def compare(a: Side, b: Side, *, tokens: float | None = None) -> Comparison:
         raise ScenarioError(
             "one result is of a training step and the other of a service; needed two of a kind"
         )
+    chosen, whole = FIGURES, "step_time_s"
     if serve[0]:
         first, second = _per_token(first), _per_token(second)
-    chosen, whole = (
-        (SERVICE_FIGURES, "accelerator_s_per_output_token")
-        if serve[0]
-        else (FIGURES, "step_time_s")
-    )
+        chosen, whole = SERVICE_FIGURES, "accelerator_s_per_output_token"
     planned = [] if tokens is None else _plans(a, b, tokens)
     return Comparison(
         a=str(first["scenario"]),
@@ -248,15 +243,21 @@ def _peaks(a: str, b: str) -> str:
 def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
     """Keys in which the scenarios differ, settled ones too; those of stored ones are not known."""
     files = [side.scenario.source.data for side in (a, b) if not isinstance(side, Mapping)]
-    said = [
-        flat({key: value for key, value in data.items() if key not in _UNSAID}) | settled_by(data)
-        for data in files
-    ]
-    if len(said) < 2:
+    if len(files) < 2:
         return {}
-    first, second = said
+    first, second = map(_said, files)
     both = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
     return {key: values for key, values in both.items() if values[0] != values[1]}
+
+
+def _said(data: Data) -> dict[str, object]:
+    """What a file says of each key, and is settled by it: model, not model.preset."""
+    said = flat({key: data[key] for key in data if key not in _UNSAID}) | settled_by(data)
+    for key, value in list(said.items()):
+        section, _, name = key.rpartition(".")
+        if expand_shorthand(section, value) == {name: value}:
+            said[section] = said.pop(key)
+    return said
 
 
 def _plans(a: object, b: object, tokens: float) -> list[Difference]:

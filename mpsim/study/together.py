@@ -99,8 +99,7 @@ class Together:
         # once, as files that it names may change before the next sweep
         known = self._points.pop(repr(sorted(values.items())), None)
         if known is None:
-            known = scenario.with_values(values, checked=False)
-            vars(known)["problems"] = []  # they were looked for when it was named
+            known = scenario.with_values(values, sound=True)
         return known
 
     def summaries(

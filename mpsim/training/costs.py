@@ -22,7 +22,6 @@ from mpsim.parallel import Layout
 from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
 from mpsim.training.plan import Plan
-from mpsim.workload import model_flops
 
 _ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 
@@ -83,7 +82,7 @@ class PlanCosts(LayoutCosts):
         plan, mesh = self.plan, self.layout.mesh
         if not plan.straggling:
             return 0.0
-        flops = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length) / mesh.world
+        flops = plan.model_flops / mesh.world
         slowest = 0.0
         for costs in self.each():
             usual = straggling_constants(costs.layout.cluster.accelerator)

@@ -13,7 +13,7 @@ from mpsim.parallel import REPLICATING, Layout, Sharding
 from mpsim.parallel.axes import Stream
 from mpsim.schedule import Orders
 from mpsim.training.recompute import Recompute
-from mpsim.workload import Expansion
+from mpsim.workload import Expansion, model_flops
 
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 """Values of `Plan.zero` from which gradients and parameters are sharded."""
@@ -90,6 +90,12 @@ class Plan(Saved):
     def on(self, layout: Layout) -> Plan:
         """The same step on another layout."""
         return structs.replace(self, layout=layout)
+
+    @property
+    def model_flops(self) -> float:
+        """Model FLOPs of the step (`mpsim.workload.model_flops`)."""
+        model, document = self.layout.model, self.layout.document
+        return model_flops(model, self.global_batch, self.sequence_length, document=document)
 
     @property
     def class_clusters(self) -> tuple[Cluster, ...]:

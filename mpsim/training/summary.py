@@ -24,7 +24,6 @@ from mpsim.training.intervals import fits_probability, intervals, nearest_measur
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity, percent
-from mpsim.workload import model_flops
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 _FELT = 0.1  # share of a step from which waiting for the host is told
@@ -88,7 +87,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan, floors, straddles)
         + _gathered_shards(plan)
-        + _small_microbatches(result, plan, breakdown["host"] / step)
+        + _waits_for_host(result, plan, breakdown["host"] / step)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **result.scenario.told,
         **({"straddling": straddles} if straddles else {}),
@@ -105,15 +104,14 @@ def headline(result: Result, plan: Plan, hardware: float) -> Figures:
     step = varied["mean_s"] if varied else result.timeline.step_time_s
     accelerators, precision = plan.layout.mesh.world, plan.layout.precision
     peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
-    model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
     tokens, each = plan.used * plan.tokens_per_step / step, accelerators * step
     head = {
         "accelerators": accelerators,
         "step_time_s": step,
         "tokens_per_s": tokens,
         "tokens_per_s_per_accelerator": tokens / accelerators,
-        "model_flops_per_step": model,
-        "mfu": model / each / peak,
+        "model_flops_per_step": plan.model_flops,
+        "mfu": plan.model_flops / each / peak,
         "hfu": hardware / each / peak,
         "peak_memory_bytes": float(result.memory.total.max()),
     }
@@ -152,9 +150,8 @@ def _parameters(plan: Plan) -> dict[str, float]:
 def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
     memory, rank = result.memory, result.memory.fullest
     parts = {name: float(held[rank]) for name, held in memory.components.items()}
-    total = float(memory.total[rank])
-    stage = rank % plan.layout.mesh.pp
-    return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
+    whole = {"total": float(memory.total[rank]), "capacity": memory.capacity}
+    return {**parts, **whole, "rank": rank, "stage": rank % plan.layout.mesh.pp}
 
 
 def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: str) -> list[str]:
@@ -231,17 +228,21 @@ def _gathered_shards(plan: Plan) -> list[str]:
     return [f"{text}: 3 with framework.reshard_after_forward: false gathers them once a step"]
 
 
-def _small_microbatches(result: Result, plan: Plan, waits: float) -> list[str]:
-    """Say that nobody chose a micro batch so small that the step waits for its launches."""
-    stated = "micro_batch" in result.scenario.training_step.model_fields_set
-    if stated or plan.orders.microbatches == 1 or waits < _FELT:
+def _waits_for_host(result: Result, plan: Plan, waits: float) -> list[str]:
+    """Say that the step waits for launches, and each change that needs fewer of them."""
+    if waits < _FELT:
         return []
-    text = (
-        f"training.micro_batch is mpsim's own {plan.micro_batch}, and the step waits for the host"
-        f" in {percent(waits)} of its time: larger ones need fewer launches; 'mpsim plan' takes"
-        " what fills the memory, 'mpsim search' what is fastest"
-    )
-    return [text]
+    software = plan.layout.framework
+    said = [f"the step waits for the host to launch kernels in {percent(waits)} of its time"]
+    if plan.sharding.routing is not None and not software.experts.grouped_gemm:
+        said.append("framework.grouped_gemm: true launches the experts of a layer at once")
+    if software.host.launch_cost:
+        said.append("framework.launch_cost: 0 us is that of CUDA graphs, where the stack has them")
+    if plan.orders.microbatches > 1:
+        stated = "micro_batch" in result.scenario.training_step.model_fields_set
+        whose = "" if stated else ", here mpsim's own"
+        said.append(f"a larger training.micro_batch ({plan.micro_batch}{whose}) needs fewer")
+    return ["; ".join(said)]
 
 
 def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:
@@ -286,10 +287,8 @@ def straddling_words(plan: Plan, program: Program) -> str:
         degrees = ", ".join(groups.axis for groups in found)
         return f"{said}: choose degrees ({degrees}) that divide {node.domain}"
     nodes = layout.cluster.domains * whole.node.domain // node.accelerators
-    times = " and ".join(
-        format_quantity(seconds, Dimension.TIME)
-        for seconds in (_step(program), _step(_on(plan, whole.node.domain)))
-    )
+    steps = [run(each, "replay") for each in (program, _on(plan, whole.node.domain))]
+    times = " and ".join(format_quantity(step.step_time_s, Dimension.TIME) for step in steps)
     return (
         f"{said}: the step takes {times} with {whole.node.domain} accelerators of each; set"
         f" cluster.nodes to {nodes}, or choose degrees that divide a domain"
@@ -302,7 +301,3 @@ def _on(plan: Plan, domain: int) -> Program:
     node = structs.replace(cluster.node, domain=domain)
     moved = plan.on(structs.replace(plan.layout, cluster=structs.replace(cluster, node=node)))
     return build_program(moved, PlanCosts(moved))
-
-
-def _step(program: Program) -> float:
-    return run(program, "replay").step_time_s

@@ -17,15 +17,18 @@ _PASSES = 3  # forward, input gradient, weight gradient: one product each
 
 @remembered(_KEPT)
 def model_flops(
-    model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
+    model: Transformer,
+    sequences: int,
+    sequence_length: int,
+    *,
+    padded_vocab: int | None = None,
+    document: int = 0,
 ) -> float:
-    """Count the model FLOPs of one training step.
+    """Forward of every layer and of the head, times three: attention in full, nothing recomputed,
+    of a mixture of experts those a token is sent to, without padding [FLOP].
 
-    `sequences`: global batch [sequences]. `sequence_length`: tokens of each. `padded_vocab`: logits
-    per token; the vocabulary itself by default.
-
-    Returns: forward of every layer and of the head, times three; attention counted in full, nothing
-    recomputed, of a mixture of experts those a token is sent to, without padding [FLOP].
+    `sequences`: global batch. `sequence_length`: tokens of each. `padded_vocab`: logits per token;
+    the vocabulary itself by default. `document`: tokens of a sequence that attend to each other.
 
     Notes
     -----
@@ -36,7 +39,9 @@ def model_flops(
     Narayanan et al., Efficient Large-Scale Language Model Training (SC'21), appendix: the same with
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
-    layers, head = part_flops(model, sequences, sequence_length, padded_vocab=padded_vocab)
+    layers, head = part_flops(
+        model, sequences, sequence_length, padded_vocab=padded_vocab, document=document
+    )
     seen = 0.0
     if model.vision is not None:
         tower = tower_steps(model.vision, Lowering(), sequences, model.hidden)
@@ -45,29 +50,24 @@ def model_flops(
 
 
 def part_flops(
-    model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
+    model: Transformer,
+    sequences: int,
+    sequence_length: int,
+    *,
+    padded_vocab: int | None = None,
+    document: int = 0,
 ) -> tuple[dict[str, float], float]:
-    """Count the forward FLOPs of a layer of each kind, and of the head with what predicts on.
-
-    Parameters and conventions are those of `model_flops`.
-
-    Returns dict of str to float, float: by kind of layer; of the head [FLOP].
+    """Forward FLOPs of a layer by its kind, and of the head with what predicts on, as for
+    `model_flops`.
     """
     lowering = Lowering()
+    shape = {"sequences": sequences, "sequence_length": sequence_length}
     if model.moe is not None:
         dropless = structs.replace(model.moe, capacity_factor=0.0)
         model = structs.replace(model, moe=dropless)
     layers = {
-        kind: expand_layer(
-            model, lowering, kind=kind, sequences=sequences, sequence_length=sequence_length
-        ).forward_flops
+        kind: expand_layer(model, lowering, kind=kind, document=document, **shape).forward_flops
         for kind in dict.fromkeys(model.layer_kinds)
     }
-    head = expand_head(
-        model,
-        lowering,
-        sequences=sequences,
-        sequence_length=sequence_length,
-        padded_vocab=padded_vocab,
-    )
+    head = expand_head(model, lowering, padded_vocab=padded_vocab, **shape)
     return layers, head.forward_flops

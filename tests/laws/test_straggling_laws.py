@@ -144,6 +144,20 @@ def test_one_key_turns_it_off_and_a_variation_replaces_it() -> None:
     assert "straggling.wait.h100-sxm.per_doubling" in names
 
 
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"links": [{"node": 0, "bandwidth": 0.9}]},
+        {"slow": [{"ranks": [5], "speed": 0.999}]},
+        {"network_jitter": 0.001, "samples": 2},
+    ],
+)
+def test_a_thin_link_or_a_slow_rank_makes_no_step_faster(worse: dict[str, Any]) -> None:
+    """What a variation draws of links, and the rank that it names, leave the others as late as they usually are."""
+    usual = mpsim.simulate(scenario()).summary["step_time_s"]
+    assert mpsim.simulate(scenario(variation=worse)).summary["step_time_s"] >= usual
+
+
 def test_a_digest_of_a_scenario_that_does_not_say_is_that_of_the_default() -> None:
     """The key is written only where it is off."""
     assert (

@@ -293,3 +293,23 @@ def test_narrow_experts_are_refused_with_the_mend() -> None:
     mixture = {**BASE, "model": "mixtral-8x7b", "training": {**STEP, "method": "qlora"}}
     with pytest.raises(ScenarioError, match="set base to bf16"):
         make_plan(Scenario.model_validate(mixture))
+
+
+def test_packed_samples_count_model_flops_of_their_own_attention() -> None:
+    """16 samples of 1,024 tokens in a sequence, and 16 sequences of 1,024, are the same work: MFU is no higher than HFU."""
+    packed = {"packing": True, "lengths": {"kind": "fixed", "tokens": 1024}}
+    data = {
+        "schema": 1,
+        "model": {"preset": "llama2-7b", "layers": 2},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "framework": "torch-fsdp2",
+    }
+    one, other = (
+        mpsim.simulate(Scenario.from_mapping({**data, "training": training})).summary
+        for training in (
+            {"global_batch": 8, "sequence_length": 16384, **packed},
+            {"global_batch": 128, "micro_batch": 16, "sequence_length": 1024},
+        )
+    )
+    assert one["model_flops_per_step"] == pytest.approx(other["model_flops_per_step"])
+    assert one["mfu"] <= one["hfu"]

@@ -151,9 +151,10 @@ _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 def check_zero(scenario: Written) -> Iterator[Problem]:
     """The framework shards as much as is asked of it, with as many pipeline stages."""
     zero, data = scenario.parallelism.zero, scenario.software.data
+    pipelined = scenario.parallelism.pp > 1 and scenario.software.pipeline.has_pipeline
     if zero > data.zero_limit:
         yield mistake("zero", scenario, shared=_SHARED[zero])
-    elif scenario.parallelism.pp > 1 and zero > data.pipeline_zero_limit:
+    elif pipelined and zero > data.pipeline_zero_limit:
         yield mistake("pipeline_zero", scenario, shared=_SHARED[zero])
 
 

@@ -167,3 +167,43 @@ def test_a_nic_in_bytes_that_was_meant_in_bits_is_told(base):
 def test_names_are_near_in_any_case():
     """Vendors write H100."""
     assert "did you mean 'h100-sxm'" in nearest("H100", ["h100-sxm", "tpu-v4"])
+
+
+def test_a_word_of_one_key_is_no_hint_for_another(base):
+    """`dpo` is a method; as a recomputation it is one of no choices."""
+    with pytest.raises(mpsim.ScenarioError, match="needed one of none, selective"):
+        mpsim.load(base, set=["training.recompute=dpo"])
+
+
+@pytest.mark.parametrize("key", ["parallelism.zero", "parallelism", "training.micro_batch"])
+def test_null_leaves_a_key_out(key, base):
+    """As if the file did not say it, and a key that has to be there is missing then."""
+    base.write_text(BASE.replace("pp: 2", "pp: 2, zero: 1"), encoding="utf-8")
+    loaded = mpsim.load(base, set=[f"{key}=null"])
+    section, _, name = key.partition(".")
+    written = loaded.source.data.get(section, {})
+    assert name not in written if name else section not in loaded.source.data
+    assert loaded.digest == mpsim.load(base).with_values({key: None}).digest
+    with pytest.raises(mpsim.ScenarioError, match="model: missing"):
+        mpsim.load(base, set=["model=null"])
+
+
+def test_a_stack_without_a_pipeline_says_so_once(base):
+    """Its own ZeRO 3, which nobody wrote, is not a second mistake."""
+    with pytest.raises(mpsim.ScenarioError) as refused:
+        mpsim.load(base, set=["framework=deepspeed-zero3", "schedule=1f1b"])
+    assert [problem.key for problem in refused.value.problems] == ["parallelism.pp"]
+
+
+def test_a_step_that_waits_for_its_launches_says_what_mends_it(base):
+    """CUDA graphs, experts launched at once and larger microbatches; a graph takes its part of the advice away."""
+    small = ["model=olmoe-1b-7b", "training.sequence_length=512", "schedule=1f1b"]
+    small += ["framework={preset: megatron-core-2025, grouped_gemm: false}"]
+    small += ["parallelism.sequence_parallel=true"]
+    eager, graph = (
+        " ".join(mpsim.simulate(mpsim.load(base, set=small + more)).summary["warnings"])
+        for more in ([], ["framework.launch_cost=0 us"])
+    )
+    for mend in ("CUDA graphs", "grouped_gemm: true", "a larger training.micro_batch (1)"):
+        assert mend in eager
+    assert "CUDA graphs" not in graph

@@ -77,6 +77,18 @@ def test_a_comparison_says_what_differs(step):
     assert "quickstart, parallelism.tp 2 to 4" in comparison.sheet().text()
 
 
+def test_one_word_and_a_mapping_of_it_are_alike(step):
+    """`model: x` says what `model: {preset: x}` does; another model is one difference."""
+    data = dict(step.scenario.source.data)
+    spelled = {**data, "model": {"preset": "llama2-7b"}}
+    word, mapping, other = (
+        mpsim.simulate(Scenario.from_mapping({**each, "schedule": "1f1b"}))
+        for each in ({**data, "model": "llama2-7b"}, spelled, {**data, "model": "qwen2.5-7b"})
+    )
+    assert mpsim.compare(word, mapping).changes == {}
+    assert mpsim.compare(mapping, other).changes == {"model": ("llama2-7b", "qwen2.5-7b")}
+
+
 def test_a_comparison_says_what_a_framework_settles(step):
     """FSDP without a `zero` shards: a key that neither file has differs too."""
     data = {**step.scenario.source.data, "parallelism": {"tp": 2, "pp": 4}}
