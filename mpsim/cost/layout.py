@@ -181,8 +181,9 @@ class LayoutCosts:
             crosses = self.places.crosses(self.layout.mesh, source, target)
             receivers = self.group(("tp",), target)
             slower = self.slowdown(source, target)
+            ends = (source, target) if self._first else (source,)
             self._sent[key] = sent = max(
-                self.of(end)._message(size, crosses, receivers, slower) for end in (source, target)
+                self.of(end)._message(size, crosses, receivers, slower) for end in ends
             )
         return sent
 

@@ -180,12 +180,17 @@ def straddling(cluster: Cluster, mesh: Mesh, *, first: int = 0) -> tuple[Straddl
     """
     if cluster.domains == 1 or cluster.placement is not Placement.PACKED:
         return ()
+    return _straddling(mesh, cluster.node.domain, first)
+
+
+@remembered(_KEPT)
+def _straddling(mesh: Mesh, domain: int, first: int) -> tuple[Straddling, ...]:
     found = []
     for axis, groups in _groups(mesh).items():
         span = int((groups.max(axis=1) - groups.min(axis=1)).max()) + 1
-        domains = np.sort((groups + first) // cluster.node.domain, axis=1)
+        domains = np.sort((groups + first) // domain, axis=1)
         touched = 1 + (np.diff(domains, axis=1) != 0).sum(axis=1)
-        crossing = int((touched > -(-span // cluster.node.domain)).sum())
+        crossing = int((touched > -(-span // domain)).sum())
         if crossing:
             found.append(Straddling(axis, groups.shape[1], len(groups), crossing))
     return tuple(found)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from mpsim import structs
 from mpsim.hardware import SCALED_FORMATS, Accelerator
@@ -169,6 +170,14 @@ class MeasuredRuns:
         return max(1.0, size / self.largest) * min(1.0, size / self.smallest)
 
 
+class _Place(NamedTuple):
+    """Where a setting is among measured runs."""
+
+    variance: float  # by the distance to the nearest runs
+    nearest: MeasuredRuns | None
+    basis: str  # the residuals that an interval rests on, in words
+
+
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
     """Residuals of one figure."""
@@ -192,7 +201,7 @@ class Residuals:
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
     # a sweep's thousands of layouts of one model are equally far from everything
-    _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = structs.field(
+    _places: Memo[tuple[object, ...], _Place] = structs.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
 
@@ -202,15 +211,15 @@ class Residuals:
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
         rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
-        return math.sqrt(noise**2 + self._place(setting)[0] + rest)
+        return math.sqrt(noise**2 + self._place(setting).variance + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The nearest measured runs of the nearest stack, of equals the most; or None."""
-        return self._place(setting)[1]
+        return self._place(setting).nearest
 
-    def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
-        """Variance by the distance to the nearest runs, and these."""
-        key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
+    def _place(self, setting: Setting) -> _Place:
+        labels = (setting.labels.get(name) for name in self.attributes)
+        key = (*labels, setting.size, setting.guessed)
         if key not in self._places:
             # other hardware says less of a stack than other software of a machine
             first = next(iter(self.attributes))
@@ -221,12 +230,15 @@ class Residuals:
             )
             nearest = self.runs[min(order)[-1]] if apart else None
             least = min(apart, default=self._widest)
-            self._places[key] = least, nearest
+            self._places[key] = _Place(least, nearest, self._basis(setting, nearest))
         return self._places[key]
 
     def knows(self, setting: Setting) -> bool:
         """Whether the software of a setting was measured, or does not differ."""
-        run = self.nearest(setting)  # software is the first attribute: they share it if any do
+        return self._knows(setting, self.nearest(setting))
+
+    def _knows(self, setting: Setting, run: MeasuredRuns | None) -> bool:
+        # software is the first attribute: the nearest runs share it if any do
         return "framework" not in self.attributes or (
             run is not None and setting.level("framework", run.labels["framework"]) == 0
         )
@@ -274,9 +286,11 @@ class Residuals:
 
     def basis(self, setting: Setting) -> str:
         """The residuals that an interval rests on, in words."""
+        return self._place(setting).basis
+
+    def _basis(self, setting: Setting, run: MeasuredRuns | None) -> str:
         fitted = f"{LEVEL:.0%} interval from leave-one-family-out errors of {self.rows:,} runs"
-        fitted += "" if self.knows(setting) else "; nobody measured this software"
-        run = self.nearest(setting)
+        fitted += "" if self._knows(setting, run) else "; nobody measured this software"
         if run is None:
             return f"{fitted}; nothing like it was measured: the widest interval"
         apart = [name for name in self.attributes if setting.level(name, run.labels.get(name, ()))]

@@ -42,7 +42,15 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import Travels, add_exchanges, exchange_prices
 from mpsim.training.replicas.groups import exchange_times, exchanging, replica_groups
 from mpsim.training.replicas.issue import Exchanging, SegmentRuns, issue_exchanges
-from mpsim.training.replicas.segments import Bucket, CutAction, CutRows, Cuts, Segment, cut_actions
+from mpsim.training.replicas.segments import (
+    Bucket,
+    CutAction,
+    CutRows,
+    Cuts,
+    Segment,
+    Segments,
+    cut_actions,
+)
 from mpsim.training.step_end import Ending, StepEnd, add_ending, add_overhead, add_shared_sums
 from mpsim.training.vocabulary import PARTS, TRAINING
 
@@ -224,33 +232,41 @@ class ActionVariants:
 
     def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
         """Register an action's rows: one a segment, longer by what runs beside, one for copies."""
+        key = self._added, self._blocks.sums, cut.fused
+        alone = _alone_of(cut.segments).get_or(key, lambda: self._alone(cut))
+        rows = [*alone.rows]
+        if any(load.seconds for load in queued):
+            factors = _slowdowns([rows[place] for place in alone.cut.row], queued)
+            for place, factor in zip(alone.cut.row, factors, strict=True):
+                rows[place] = rows[place] if factor == 1.0 else rows[place].longer(factor)
+        self._rows += rows
+        self.cuts.append(alone.cut)
+        self.gathers += alone.gathers
+        self.reduces += alone.reduces
+
+    def _alone(self, cut: CutAction) -> Alone:
+        """Rows of an action beside which nothing runs."""
         action, rank = cut.action, cut.stage.rank
-        alone = [_row(cut.fused)] if cut.fused else self._alone(cut)
-        factors = _slowdowns(alone, queued)
-        rows: list[ActionRow] = []
-        own, ready = [], []
+        rows, own, ready = list[ActionRow](), [], []
         # a reference model's units are gathered beside the model's own
         times = 1.0 + (self._gathers_units and self._plan.reference and action is Action.F)
-        for segment, row, factor in zip(cut.segments, alone, factors, strict=True):
+        for segment in cut.segments:
             own.append(len(rows))
-            rows.append(row if factor == 1.0 else row.longer(factor))
+            blocks = () if cut.fused else self._computed(action, segment, rank)
+            rows.append(_row(cut.fused) if cut.fused else self._joined(action, blocks))
             reduced = _parameters(segment.reduces) * self._data.reduce_copy_traffic
             if copies := self._pass("copy gradients", "exposed_dp", reduced, rank):
                 rows.append(self._joined(action, copies))
             ready.append(len(rows) - 1)
-            self.gathers += [Bucket(*(times * each for each in all_)) for all_ in segment.gathers]
-            self.reduces += segment.reduces
-        self._rows += rows
-        travels = [(len(segment.gathers), len(segment.reduces)) for segment in cut.segments]
-        gathers, reduces = zip(*travels, strict=True)
-        self.cuts.append(CutRows(len(rows), tuple(own), tuple(ready), gathers, reduces))
-
-    def _alone(self, cut: CutAction) -> list[ActionRow]:
-        """Rows of segments beside which nothing runs."""
-        return [
-            self._joined(cut.action, self._computed(cut.action, segment, cut.stage.rank))
-            for segment in cut.segments
-        ]
+        gathers = [segment.gathers for segment in cut.segments]
+        reduces = [segment.reduces for segment in cut.segments]
+        made = (tuple(own), tuple(ready), tuple(map(len, gathers)), tuple(map(len, reduces)))
+        return Alone(
+            rows,
+            CutRows(len(rows), *made),
+            [Bucket(*(times * part for part in each)) for each in itertools.chain(*gathers)],
+            [*itertools.chain(*reduces)],
+        )
 
     def _joined(self, action: Action, blocks: Sequence[Block]) -> ActionRow:
         """A row of blocks end to end."""
@@ -297,6 +313,22 @@ class ActionRow(NamedTuple):
         template = stretched(self.template, factor) if self.template else None
         # to whole ticks, as the template's parts add up to
         return self._replace(duration=float(round(self.duration * factor)), template=template)
+
+
+class Alone(NamedTuple):
+    """Rows of an action beside which nothing runs, and what travels around them."""
+
+    rows: list[ActionRow]
+    cut: CutRows
+    gathers: list[Bucket]
+    reduces: list[Bucket]
+
+
+@remembered(_KEPT)
+def _alone_of(segments: Segments) -> Memo[object, Alone]:
+    """Rows by what is added to gradients, whether kernels are asked for, and what is fused."""
+    del segments
+    return Memo(_KEPT)
 
 
 @remembered(_KEPT)
@@ -388,11 +420,13 @@ class _Pricing:
 
     def load(self, buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
         """Time of exchanging several buckets one after the other."""
-        alike = int(self._costs.alike[rank])
+        alike, known = int(self._costs.alike[rank]), self._known
         for bucket in buckets:
-            if (bucket, gather, alike) not in self._known:
-                self._known[bucket, gather, alike] = self._time(bucket, alike, gather=gather)
-        return _sum([self._known[bucket, gather, alike] for bucket in buckets])
+            if (bucket, gather, alike) not in known:
+                known[bucket, gather, alike] = self._time(bucket, alike, gather=gather)
+        if len(buckets) == 1:
+            return known[buckets[0], gather, alike]
+        return _sum([known[bucket, gather, alike] for bucket in buckets])
 
     def _time(self, bucket: Bucket, rank: int, *, gather: bool) -> Load:
         taken = self._costs.of(rank).interference

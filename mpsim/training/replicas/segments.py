@@ -63,12 +63,19 @@ class CutRows(NamedTuple):
     reduces: tuple[int, ...]
 
 
+class Segments(tuple[Segment, ...]):
+    """Segments of an action: one object for all plans that cut a row alike, compared as such."""
+
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 class CutAction(NamedTuple):
     """An action with its segments; `fused` is its template where it runs beside another."""
 
     action: Action
     stage: Stage
-    segments: Sequence[Segment]
+    segments: Segments
     fused: Template | None = None
 
     @property
@@ -145,6 +152,9 @@ def _distinct(
     return [(Action(kind), *place, bool(g), bool(r)) for kind, *place, g, r in needs], chosen
 
 
+_NOTHING = Segments([Segment(())])
+
+
 def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
     """Put both actions of an uncut block into the first; nothing is left of the second."""
     orders, stages = plan.orders, plan.layout.stages
@@ -153,7 +163,7 @@ def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
     def alone(action: Action, stage: Stage, template: Template) -> int:
         if template not in number:
             number[template] = len(cuts.distinct)
-            cuts.distinct.append(CutAction(action, stage, [Segment(())], template))
+            cuts.distinct.append(CutAction(action, stage, _NOTHING, template))
         return number[template]
 
     whole = [cut.is_whole for cut in cuts.distinct]
@@ -246,16 +256,16 @@ def _how(plan: Plan, stage: Stage, *, gather: bool, reduce: bool) -> _How:
 
 
 @remembered(_CUTS)
-def _split(row: Row, how: _How) -> tuple[Segment, ...]:
+def _split(row: Row, how: _How) -> Segments:
     """Cut an action."""
-    if how.layers:
-        return tuple(_units(row, how))
-    groups = _grouped(row.blocks, how)
-    buckets = [_trained(group) for group in groups]  # what was updated, or what is reduced
-    return tuple(
-        Segment(tuple(group), bucket if how.gather else (), bucket if how.reduce else ())
-        for group, bucket in zip(groups, buckets, strict=True)
-    )
+    return Segments((_units if how.layers else _buckets)(row, how))
+
+
+def _buckets(row: Row, how: _How) -> Iterator[Segment]:
+    """Blocks whose parameters were updated, or whose gradients are reduced, as one."""
+    for group in _grouped(row.blocks, how):
+        bucket = _trained(group)
+        yield Segment(tuple(group), bucket if how.gather else (), bucket if how.reduce else ())
 
 
 def _trained(blocks: Sequence[Block]) -> tuple[Bucket, ...]:
