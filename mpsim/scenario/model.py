@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pydantic import Field
+import pydantic
 
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
-from mpsim.scenario.fields import Count, Fields, Name, Section
+from mpsim.scenario.fields import Fields, Name, Section
 from mpsim.workload import (
     Experts,
     LatentAttention,
@@ -20,174 +22,54 @@ from mpsim.workload import (
 )
 
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
-_PARTS: Final = ("moe", "mla", "state", "vision")
-_NEEDED: Final = {
-    "moe": ("experts",),
-    "mla": ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    "state": ("kind", "heads", "head_dim", "state", "groups"),
-    "vision": ("layers", "hidden", "heads", "ffn_hidden", "patches"),
+_PARTS: Final[Mapping[str, type]] = {
+    "moe": Experts,
+    "mla": LatentAttention,
+    "state": StateMixer,
+    "vision": VisionTower,
 }
+_APART: Final = ("source", "as_of")  # of the catalog
 FFN_RATIO: Final = 4  # of a transformer that does not say (Vaswani et al. 2017)
 
-Layers = Annotated[int, Field(ge=1, le=10_000)]
+
+def _section(noun: type, title: str, about: str, first: str = "", **more: Any) -> Any:
+    """A section that may leave out any field of a noun of the model, `first` ones on top; `more`:
+    fields that it has otherwise, or beside those.
+    """
+    hints = typing.get_type_hints(noun, include_extras=True)
+    kinds = {**dict.fromkeys(first.split()), **hints, **more}
+    fields: Any = {key: (kind | None, None) for key, kind in kinds.items() if key not in _APART}
+    where: Any = {"__base__": Section, "__doc__": about, "__module__": __name__}
+    section = typing.cast(Any, pydantic.create_model(title, **where, **fields))
+    section.noun = noun
+    return section
 
 
-class MixtureOfExperts(Section):
-    """Experts in place of the MLP of some or all layers; a preset gives fields left out."""
-
-    experts: Count | None = None
-    """Routed experts of a layer; needed where no preset gives them."""
-    top_k: Count | None = None
-    """Routed experts each token is sent to; left out, 1."""
-    ffn_hidden: Count | None = None
-    """Inner width of one expert; left out, the model's ffn_hidden."""
-    shared_experts: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Experts every token is sent to; left out, none."""
-    shared_ffn_hidden: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
-    """Inner width of one shared expert; left out, that of a routed one."""
-    gated_mlp: bool | None = None
-    """Whether routed experts have two input projections; left out, as the model's MLP."""
-    dense_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """Leading layers that keep a plain MLP; left out, none."""
-    every: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """After those, every n-th layer has experts (the last of each n); left out, all have."""
-    capacity_factor: Annotated[float, Field(ge=0, le=1000)] | None = None
-    """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left
-    out, as many as tokens come."""
-    imbalance: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """Tokens of the busiest rank over the mean; left out, 1."""
-    spread: Annotated[float, Field(ge=0, le=1000)] | None = None
-    """Standard deviation of an expert's tokens over their mean; left out, 0."""
+_MIXTURE = "Experts in place of the MLP of some or all layers; a preset gives fields left out."
+_COMPRESSED = "Attention through compressed keys and values; a preset gives fields left out."
+_MIXER = "Mixer with a state, of letters S and M of layer_pattern; a preset gives fields left out."
+_TOWER = "Encoder of images, on ranks of the first stage; a preset gives fields left out."
+_Figures = _section(
+    Transformer,
+    "Figures",
+    "Figures of a model.",
+    "preset name",
+    preset=Name,
+    name=Name,
+    state=_section(StateMixer, "StateSpace", _MIXER),
+    vision=_section(VisionTower, "Vision", _TOWER),
+    moe=_section(Experts, "MixtureOfExperts", _MIXTURE, "experts top_k"),
+    mla=_section(LatentAttention, "MultiLatentAttention", _COMPRESSED, "q_lora_rank"),
+)
 
 
-class MultiLatentAttention(Section):
-    """Attention through compressed keys and values; a preset gives fields left out."""
-
-    q_lora_rank: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
-    """Width the queries are compressed to; 0 or left out, they are not."""
-    kv_lora_rank: Count | None = None
-    """Width keys and values are compressed to; needed, as are a head's, without a preset's."""
-    qk_nope_head_dim: Count | None = None
-    """Part of a head's query and key without position."""
-    qk_rope_head_dim: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
-    """Part of a head's query and key with rotary position."""
-    v_head_dim: Count | None = None
-    """Width of a head's value."""
-
-
-class StateSpace(Section):
-    """Mixer with a state, of letters S and M of layer_pattern; a preset gives fields left out."""
-
-    kind: Literal["mamba2", "gated-delta"] | None = None
-    """Mamba-2's SSD, or a gated delta net; needed without a preset's, as are the widths."""
-    heads: Count | None = None
-    """Heads of values."""
-    head_dim: Count | None = None
-    """Width of a head's value."""
-    state: Count | None = None
-    """Width of the keys that address a head's state."""
-    groups: Count | None = None
-    """Heads of those keys; divides heads."""
-    conv: Count | None = None
-    """Taps of the convolution before the scan; left out, 4."""
-    chunk: Count | None = None
-    """Tokens scanned as products at once; left out, 256."""
-
-
-class Vision(Section):
-    """Encoder of images, on ranks of the first stage; a preset gives fields left out."""
-
-    layers: Layers | None = None
-    """Layers of the tower; needed without a preset's, as are hidden, heads, ffn_hidden, patches."""
-    hidden: Count | None = None
-    """Width of the tower."""
-    heads: Count | None = None
-    """Attention heads of the tower."""
-    ffn_hidden: Count | None = None
-    """Inner width of its MLPs."""
-    patches: Count | None = None
-    """Patches of an image."""
-    patch: Count | None = None
-    """Side of a patch in pixels; left out, 14."""
-    merge: Count | None = None
-    """Patches that become one token of the sequence; left out, 1."""
-    images: Annotated[float, Field(gt=0, le=1_000_000, strict=False)] | None = None
-    """Images of a sequence on average, whose tokens sequence_length counts; left out, 1."""
-
-
-class ModelChoice(Section):
+class ModelChoice(_Figures):  # type: ignore[misc, valid-type]
     """A transformer: a preset by name, fields that replace those of a preset, or all of them."""
 
     preset: Name | None = None
     """A published model (see 'mpsim show models')."""
     name: Name | None = None
     """Name; left out, the preset's."""
-    layers: Layers | None = None
-    """Transformer layers."""
-    hidden: Count | None = None
-    """Width of the residual stream."""
-    heads: Count | None = None
-    """Attention heads (queries)."""
-    kv_heads: Count | None = None
-    """Heads of keys and values; left out, as many as heads."""
-    head_dim: Count | None = None
-    """Width of a head; left out, hidden / heads."""
-    ffn_hidden: Count | None = None
-    """Inner width of the MLP; left out, 4 x hidden (a gated MLP has to say)."""
-    vocab: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    """Tokens in the vocabulary."""
-    gated_mlp: bool | None = None
-    """Whether the MLP has two input projections (SwiGLU)."""
-    tied_embeddings: bool | None = None
-    """Whether the output projection is the embedding transposed."""
-    norm: Literal["layernorm", "rmsnorm"] | None = None
-    """Kind of norm."""
-    bias: bool | None = None
-    """Whether projections have a bias."""
-    qkv_bias: bool | None = None
-    """Whether the query/key/value projection has a bias even when the others have none."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Probability of hidden and attention dropout; 0 removes the kernels."""
-    attention: Literal["causal", "full", "sliding"] | None = None
-    """Which keys a query sees: those before it, all, or a window of those before it."""
-    window: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
-    """Tokens a sliding window holds."""
-    full_every: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """With a sliding window: every n-th layer (the last of n) sees all keys; 0 for none."""
-    encoder_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """The first layers, if an encoder for the others; sequence_length is the encoder's then."""
-    decoder_length: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
-    """Tokens of the decoder's sequence, where there is an encoder."""
-    positions: Literal["learned", "rotary", "relative", "alibi", "none"] | None = None
-    """How positions enter."""
-    max_positions: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
-    """Rows of the table of learned positions, or buckets of relative ones."""
-    qk_norm: bool | None = None
-    """Whether every head's query and key are normed (Qwen 3)."""
-    post_norm: bool | None = None
-    """Whether a norm also follows attention and MLP (Gemma)."""
-    parallel_block: bool | None = None
-    """Whether attention and MLP read the same norm (PaLM)."""
-    embedding_norm: bool | None = None
-    """Whether a norm follows the embedding (BLOOM)."""
-    mtp_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each
-    has a pass of the head of its own."""
-    attention_gate: bool | None = None
-    """Whether a gate as wide as the queries stands behind attention (Qwen3-Next)."""
-    scalar_head: bool | None = None
-    """Whether the head has one value a token in place of the vocabulary (reward models)."""
-    layer_pattern: Annotated[str, Field(max_length=10_000)] | None = None
-    """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M
-    state mixer, - MLP alone; left out, A."""
-    state: StateSpace | None = None
-    """Mixer of layers with a state."""
-    vision: Vision | None = None
-    """Encoder of images."""
-    moe: MixtureOfExperts | None = None
-    """Mixture of experts."""
-    mla: MultiLatentAttention | None = None
-    """Multi-head latent attention."""
 
     def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
@@ -233,21 +115,23 @@ def _check_parts(choice: ModelChoice) -> list[Problem]:
     base = model(choice.preset) if choice.preset in model_names(aliases=True) else None
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
-        for key, needed in _NEEDED.items()
+        for key, kind in _PARTS.items()
         if (part := getattr(choice, key)) is not None and getattr(base, key, None) is None
-        if (missing := [name for name in needed if getattr(part, name) is None])
+        if (missing := [name for name in _needed(key, kind) if getattr(part, name) is None])
     ]
+
+
+def _needed(key: str, kind: type) -> list[str]:
+    """Fields without a default; experts are as wide as the MLP where nobody says."""
+    needed = [field.name for field in structs.fields(kind) if field.default is structs.MISSING]
+    return [name for name in needed if (key, name) != ("moe", "ffn_hidden")]
 
 
 def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fields:
     """Experts, latent attention and state mixer as written, over those of the preset."""
     parts: Fields = {}
-    for name, kind, usual in (
-        ("moe", Experts, {"ffn_hidden": ffn_hidden}),
-        ("mla", LatentAttention, {}),
-        ("state", StateMixer, {}),
-        ("vision", VisionTower, {}),
-    ):
+    for name, kind in _PARTS.items():
+        usual = {"ffn_hidden": ffn_hidden} if kind is Experts else {}
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:
             own = {key: value for key, value in section if value is not None}

@@ -107,6 +107,8 @@ def descriptions(kind: Kind) -> Mapping[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, pydantic.BaseModel) and base is not pydantic.BaseModel:
+            if (noun := vars(base).get("noun")) is not None:  # whose fields it may leave out
+                texts |= _texts(noun.__module__)[noun.__name__]
             texts |= _texts(base.__module__).get(base.__name__, {})
     return {
         field.alias or name: texts[name]

@@ -5,38 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpsim import structs
+from mpsim.workload import sizes
 
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts: tokens pass `top_k` routed experts and all shared ones."""
 
-    experts: int
-    """Routed experts of a layer, at least 1."""
-    ffn_hidden: int
-    """Inner width of one routed expert."""
-    top_k: int = 1
-    """Routed experts each token is sent to, in [1, `experts`]."""
-    shared_experts: int = 0
-    """Experts that every token passes through, 0 for none; they run as one MLP."""
-    shared_ffn_hidden: int = 0
-    """Inner width of one shared expert; 0 for `ffn_hidden`."""
+    experts: sizes.Many
+    """Routed experts of a layer; needed where no preset gives them."""
+    ffn_hidden: sizes.Many
+    """Inner width of one expert; left out, the model's ffn_hidden."""
+    top_k: sizes.Many = 1
+    """Routed experts each token is sent to; left out, 1."""
+    shared_experts: sizes.AnyMany = 0
+    """Experts every token is sent to; left out, none."""
+    shared_ffn_hidden: sizes.AnyWidth = 0
+    """Inner width of one shared expert; left out, that of a routed one."""
     gated_mlp: bool | None = None
-    """Whether routed experts have two input projections; as the model's own MLP when left out (GLaM
-    differs)."""
-    dense_layers: int = 0
-    """Leading layers that keep the plain MLP of the model's own `ffn_hidden`."""
-    every: int = 1
-    """After the leading ones every n-th layer has experts (the last of each n), the others the
-    plain MLP."""
-    capacity_factor: float = 0.0
-    """Places of an expert over its even share of tokens: every expert computes on that many rows,
-    padded or with tokens dropped. 0 for dropless routing: as many rows as tokens are sent."""
-    imbalance: float = 1.0
-    """Tokens of the busiest rank over the mean, at least 1."""
-    spread: float = 0.0
-    """Standard deviation of an expert's tokens over their mean, at least 0: how busy the busiest
-    rank is then follows from how many experts it has, on top of `imbalance`."""
+    """Whether routed experts have two input projections; left out, as the model's MLP."""
+    dense_layers: sizes.AnyLayers = 0
+    """Leading layers that keep a plain MLP; left out, none."""
+    every: sizes.Layers = 1
+    """After those, every n-th layer has experts (the last of each n); left out, all have."""
+    capacity_factor: sizes.Times = 0.0
+    """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left
+    out, as many as tokens come."""
+    imbalance: sizes.Over = 1.0
+    """Tokens of the busiest rank over the mean; left out, 1."""
+    spread: sizes.Times = 0.0
+    """Standard deviation of an expert's tokens over their mean; left out, 0."""
 
     @property
     def shared_features(self) -> int:
@@ -54,8 +52,7 @@ class Experts:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        yield from small("moe", self, experts=1, top_k=1, ffn_hidden=1, every=1)
-        yield from small("moe", self, shared_experts=0, shared_ffn_hidden=0, dense_layers=0)
+        yield from sizes.unfit(self, "moe.")
         if self.top_k > self.experts:
             yield (
                 f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than"
@@ -78,16 +75,16 @@ class LatentAttention:
     DeepSeek-AI, DeepSeek-V2 (2024), arXiv 2405.04434, section 2.1 and appendix C.
     """
 
-    kv_lora_rank: int
-    """Width keys and values are compressed to."""
-    # qk_nope_head_dim, qk_rope_head_dim: Parts of a head's query and key without and with rotary
-    # position; the rotary part of the key is one for all heads.
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
+    kv_lora_rank: sizes.Many
+    """Width keys and values are compressed to; needed, as are a head's, without a preset's."""
+    qk_nope_head_dim: sizes.Many
+    """Part of a head's query and key without position."""
+    qk_rope_head_dim: sizes.AnyWidth
+    """Part of a head's query and key with rotary position."""
+    v_head_dim: sizes.Many
     """Width of a head's value."""
-    q_lora_rank: int = 0
-    """Width queries are compressed to; 0 projects them from the residual stream at once."""
+    q_lora_rank: sizes.AnyWidth = 0
+    """Width the queries are compressed to; 0 or left out, they are not."""
 
     @property
     def qk_head_dim(self) -> int:
@@ -96,13 +93,4 @@ class LatentAttention:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        yield from small("mla", self, kv_lora_rank=1, qk_nope_head_dim=1, v_head_dim=1)
-        yield from small("mla", self, qk_rope_head_dim=0, q_lora_rank=0)
-
-
-def small(section: str, owner: object, **least: int) -> Iterator[str]:
-    """Say which fields of a part of a model are no whole numbers, or too small."""
-    for field, lowest in least.items():
-        value = getattr(owner, field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-            yield f"{section}.{field} is {value!r}; it must be a whole number of at least {lowest}"
+        yield from sizes.unfit(self, "mla.")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from mpsim import structs
-from mpsim.workload.experts import small
+from mpsim.workload import sizes
 from mpsim.workload.parameters import Count
 
-STATE_KINDS: Final = ("mamba2", "gated-delta")
 PATTERN: Final = MappingProxyType(
     {
         "A": ("attention", True),
@@ -33,19 +32,20 @@ class StateMixer:
     Dao and Gu, Transformers are SSMs, 2024, section 6; Yang et al., Gated Delta Networks, 2024.
     """
 
-    kind: str
-    """``mamba2`` (SSD) or ``gated-delta`` (gated delta net of linear attention)."""
-    # heads, head_dim: Heads of values, and the width of one (P); together the inner width.
-    heads: int
-    head_dim: int
-    state: int
-    """Width of the keys that address a head's state (n)."""
-    groups: int
-    """Heads of those keys and of the queries; `heads` is a multiple of it."""
-    conv: int = 4
-    """Taps of the causal convolution before the scan."""
-    chunk: int = 256
-    """Tokens that are scanned as products at once."""
+    kind: Literal["mamba2", "gated-delta"]
+    """Mamba-2's SSD, or a gated delta net; needed without a preset's, as are the widths."""
+    heads: sizes.Many
+    """Heads of values."""
+    head_dim: sizes.Many
+    """Width of a head's value."""
+    state: sizes.Many
+    """Width of the keys that address a head's state."""
+    groups: sizes.Many
+    """Heads of those keys; divides heads."""
+    conv: sizes.Many = 4
+    """Taps of the convolution before the scan; left out, 4."""
+    chunk: sizes.Many = 256
+    """Tokens scanned as products at once; left out, 256."""
 
     @property
     def inner(self) -> int:
@@ -94,10 +94,7 @@ class StateMixer:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        if self.kind not in STATE_KINDS:
-            yield f"state.kind is {self.kind!r}; needed one of {', '.join(STATE_KINDS)}"
-        least = dict.fromkeys(("heads", "head_dim", "state", "groups", "conv", "chunk"), 1)
-        wrong = list(small("state", self, **least))
+        wrong = list(sizes.unfit(self, "state."))
         yield from wrong
         if not wrong and self.heads % self.groups:
             yield f"state.heads ({self.heads}) is not a multiple of state.groups ({self.groups})"

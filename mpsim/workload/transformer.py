@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from mpsim import structs
 from mpsim.description import Description, Figure, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
+from mpsim.workload import sizes
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.state import PATTERN, StateMixer
 from mpsim.workload.vision import VisionTower
-
-NORMS = ("layernorm", "rmsnorm")
-ATTENTIONS = ("causal", "full", "sliding")
-POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,82 +43,79 @@ class Transformer:
     """
 
     name: str
-    # layers, hidden, heads, kv_heads, head_dim, ffn_hidden, vocab: At least 1; `kv_heads` divides
-    # `heads`. ``heads * head_dim`` need not be `hidden` (PaLM). `layers` counts encoder and decoder
-    # together. With `mla`, which has widths of its own, `head_dim` is not used.
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_hidden: int
-    vocab: int
+    # layers of encoder and decoder together; with `mla`, of widths of its own, `head_dim` is idle
+    layers: sizes.Layers
+    """Transformer layers."""
+    hidden: sizes.Many
+    """Width of the residual stream."""
+    heads: sizes.Many
+    """Attention heads (queries)."""
+    kv_heads: sizes.Many
+    """Heads of keys and values; left out, as many as heads."""
+    head_dim: sizes.Many
+    """Width of a head; left out, hidden / heads."""
+    ffn_hidden: sizes.Many
+    """Inner width of the MLP; left out, 4 x hidden (a gated MLP has to say)."""
+    vocab: sizes.Vocabulary
+    """Tokens in the vocabulary."""
     gated_mlp: bool = False
-    """SwiGLU-like: two input projections of `ffn_hidden` each."""
+    """Whether the MLP has two input projections (SwiGLU)."""
     tied_embeddings: bool = True
     """Whether the output projection is the embedding transposed."""
-    norm: str = "layernorm"
-    """``layernorm`` or ``rmsnorm``."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Kind of norm."""
     bias: bool = True
-    """Biases on every projection and, for ``layernorm``, on every norm."""
+    """Whether projections have a bias."""
     qkv_bias: bool = False
-    """A bias on the query/key/value projection also where `bias` is false (Qwen 2)."""
-    dropout: float = 0.0
-    """Hidden and attention dropout probability in training, in [0, 1); 0 removes the kernels."""
-    attention: str = "causal"
-    """``causal``, ``full`` or ``sliding``; of the only stack (an encoder's is full, a decoder's
-    causal)."""
-    window: int = 0
-    """Sliding window [tokens]; positive exactly when `attention` is ``sliding``."""
-    full_every: int = 0
-    """With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for
-    none."""
-    encoder_layers: int = 0
-    """The first layers, when they form an encoder that the others attend to; 0 for one stack. The
-    training sequence is then the encoder's."""
-    decoder_length: int = 0
-    """Tokens of a decoder's sequence; positive exactly with an encoder."""
-    positions: str = "learned"
-    """``learned``, ``rotary``, ``relative`` (a bias a head and a bucket of distances, T5),
-    ``alibi`` or ``none``."""
-    max_positions: int = 0
-    """Rows of the table of learned positions [tokens], or buckets of relative ones; 0 leaves the
-    table out of the count."""
+    """Whether the query/key/value projection has a bias even when the others have none."""
+    dropout: sizes.Probability = 0.0
+    """Probability of hidden and attention dropout; 0 removes the kernels."""
+    attention: Literal["causal", "full", "sliding"] = "causal"
+    """Which keys a query sees: those before it, all, or a window of those before it."""
+    window: sizes.AnyTokens = 0
+    """Tokens a sliding window holds."""
+    full_every: sizes.AnyLayers = 0
+    """With a sliding window: every n-th layer (the last of n) sees all keys; 0 for none."""
+    encoder_layers: sizes.AnyLayers = 0
+    """The first layers, if an encoder for the others; sequence_length is the encoder's then."""
+    decoder_length: sizes.AnyTokens = 0
+    """Tokens of the decoder's sequence, where there is an encoder."""
+    positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
+    """How positions enter."""
+    max_positions: sizes.AnyTokens = 0
+    """Rows of the table of learned positions, or buckets of relative ones."""
     qk_norm: bool = False
-    """A norm of every head's query and key (Qwen 3)."""
+    """Whether every head's query and key are normed (Qwen 3)."""
     post_norm: bool = False
-    """A norm also after attention and after the MLP, before they are added (Gemma)."""
+    """Whether a norm also follows attention and MLP (Gemma)."""
     parallel_block: bool = False
-    """Attention and MLP read the same norm and are summed (PaLM, GPT-J)."""
+    """Whether attention and MLP read the same norm (PaLM)."""
     embedding_norm: bool = False
-    """A norm after the embedding (BLOOM)."""
-    mtp_layers: int = 0
-    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3): each
-    also has a projection of states and embeddings to the hidden width, and goes through final norm,
-    output projection and loss once more."""
+    """Whether a norm follows the embedding (BLOOM)."""
+    mtp_layers: sizes.AnyLayers = 0
+    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each
+    has a pass of the head of its own."""
     attention_gate: bool = False
-    """A gate on what attention returns, as wide as the queries and projected with them
-    (Qwen3-Next)."""
+    """Whether a gate as wide as the queries stands behind attention (Qwen3-Next)."""
     scalar_head: bool = False
-    """A head of one value a token in place of the vocabulary (reward models)."""
-    layer_pattern: str = ""
-    """Letters of `mpsim.workload.state.PATTERN`, repeated over the layers: A attention and MLP, S
-    state mixer and MLP, ``*`` attention alone, M state mixer alone, ``-`` MLP alone; empty for
-    attention and MLP everywhere."""
+    """Whether the head has one value a token in place of the vocabulary (reward models)."""
+    layer_pattern: sizes.Pattern = ""
+    """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M
+    state mixer, - MLP alone; left out, A."""
     state: StateMixer | None = None
-    """Mixer of the layers of letters S and M."""
+    """Mixer of layers with a state."""
     vision: VisionTower | None = None
-    """Encoder of images before the first layer."""
+    """Encoder of images."""
     moe: Experts | None = None
-    """Experts in place of the MLP of some or all layers."""
+    """Mixture of experts."""
     mla: LatentAttention | None = None
-    """Latent attention in place of plain."""
+    """Multi-head latent attention."""
     # source, as_of: Where the figures come from, and the date of that edition.
     source: str = ""
     as_of: str = ""
 
     def __post_init__(self) -> None:
-        mistakes = [*_check_sizes(self), *_check_choices(self), *_check_consistency(self)]
+        mistakes = [*sizes.unfit(self), *_check_consistency(self)]
         if not mistakes:
             mistakes = [*_check_stacks(self)]
         if mistakes:
@@ -253,30 +248,10 @@ class Transformer:
         return count.total - idle - looked_up
 
 
-_POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
-_NON_NEGATIVE = (
-    *("window", "full_every", "encoder_layers", "decoder_length", "max_positions"),
-    "mtp_layers",
-)
-
-
-def _check_sizes(model: Transformer) -> Iterator[str]:
-    for field in (*_POSITIVE, *_NON_NEGATIVE):
-        value, least = getattr(model, field), int(field in _POSITIVE)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f"{field} is {value!r}; it must be a whole number of at least {least}"
-    if not _probability(model.dropout):
-        yield f"dropout is {model.dropout!r}; it must be in [0, 1)"
-
-
-def _check_choices(model: Transformer) -> Iterator[str]:
-    for field, known in (("norm", NORMS), ("attention", ATTENTIONS), ("positions", POSITIONS)):
-        value = getattr(model, field)
-        if value not in known:
-            yield f"{field} is {value!r}; {nearest(str(value), known)}"
-
-
 def _check_consistency(model: Transformer) -> Iterator[str]:
+    dropout: object = model.dropout
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        yield f"dropout is {model.dropout!r}; it must be in [0, 1)"
     if _whole(model.heads) and _whole(model.kv_heads) and model.heads % model.kv_heads:
         yield (
             f"heads ({model.heads}) is not a multiple of kv_heads ({model.kv_heads}); "
@@ -346,10 +321,6 @@ def _check_stacks(model: Transformer) -> Iterator[str]:
             "latent attention has norms and key-value heads of its own; leave out qk_norm, set"
             " kv_heads to heads"
         )
-
-
-def _probability(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1
 
 
 def _whole(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpsim import structs
-from mpsim.workload.experts import small
+from mpsim.workload import sizes
 from mpsim.workload.parameters import Count
 
 _CHANNELS = 3  # of a pixel
@@ -13,7 +13,8 @@ _CHANNELS = 3  # of a pixel
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """Encoder of images beside a language model, on its first stage and divided as that is.
+    """Encoder of images beside a language model, on its first stage and divided as that is; with
+    biases, layer norms, and attention of every patch of an image to all.
 
     References
     ----------
@@ -21,20 +22,22 @@ class VisionTower:
     2.1 for the merger of 2 x 2 patches.
     """
 
-    # layers, hidden, heads, ffn_hidden: Of its transformer, which has biases, layer norms, and
-    # attention of every patch of an image to all.
-    layers: int
-    hidden: int
-    heads: int
-    ffn_hidden: int
-    patches: int
-    """Patches of an image [tokens]."""
-    patch: int = 14
-    """Side of a patch [pixels]."""
-    merge: int = 1
-    """Patches that are joined to one token of the language model."""
-    images: float = 1.0
-    """Of a sequence, on average."""
+    layers: sizes.Layers
+    """Layers of the tower; needed without a preset's, as are hidden, heads, ffn_hidden, patches."""
+    hidden: sizes.Many
+    """Width of the tower."""
+    heads: sizes.Many
+    """Attention heads of the tower."""
+    ffn_hidden: sizes.Many
+    """Inner width of its MLPs."""
+    patches: sizes.Many
+    """Patches of an image."""
+    patch: sizes.Many = 14
+    """Side of a patch in pixels; left out, 14."""
+    merge: sizes.Many = 1
+    """Patches that become one token of the sequence; left out, 1."""
+    images: sizes.Images = 1.0
+    """Images of a sequence on average, whose tokens sequence_length counts; left out, 1."""
 
     @property
     def pixels(self) -> int:
@@ -56,8 +59,7 @@ class VisionTower:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        sizes = ("layers", "hidden", "heads", "ffn_hidden", "patches", "patch", "merge")
-        wrong = list(small("vision", self, **dict.fromkeys(sizes, 1)))
+        wrong = list(sizes.unfit(self, "vision."))
         yield from wrong
         if not wrong and self.hidden % self.heads:
             yield f"vision.hidden ({self.hidden}) does not divide among vision.heads ({self.heads})"
