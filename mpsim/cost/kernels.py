@@ -54,6 +54,7 @@ _NARROW = ("fp8", _ROWS, "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
 _RELATIVES = {"mxfp8": ("fp8_block", "fp8"), "fp8_block": ("fp8",), "nvfp4": ("fp8",)}
 _HALF = ("bf16", "fp16")
+_FILLED = np.arange(0, 4097, 64)  # rows that a product of one expert is filled up to
 
 Shape = tuple[object, ...]
 _Shapes: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
@@ -320,14 +321,22 @@ class KernelModel:
         times = np.empty(len(operators))
         for precision, (peak, constants) in self._gemm.items():
             rows = np.flatnonzero(asked == precision).tolist()
-            m, n, k, batch, moved = _columns(
-                [operators[row] for row in rows], "m", "n", "k", "batch", "bytes"
-            )
-            moved = moved + np.array([operators[row].repeated_bytes for row in rows])
+            chosen = [operators[row] for row in rows]
+            m, n, k, batch, moved = _columns(chosen, "m", "n", "k", "batch", "bytes")
+            moved = moved + np.array([o.repeated_bytes for o in chosen])
             # attention's scores stream through memory as they do in the kernels around them
             if (scores := batch > 1).any():
                 moved = np.where(scores, moved * self._slowdown(), moved)
-            times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
+            if (alone := np.array([o.split is Split.EXPERT for o in chosen])).any():
+                weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in chosen])
+                tokens = np.where(weight, k, m)
+                # fewer rows take no longer than more of them: a kernel can fill its tiles
+                tokens = np.where(alone, np.maximum(tokens, _FILLED[:, None]), tokens)
+                shape = np.where(weight, m, tokens), n, np.where(weight, tokens, k), batch, moved
+                each = self._product_seconds(shape, peak, constants) * self._edges(chosen, tokens)
+                times[rows] = each.min(axis=0)
+            else:
+                times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
         return times * self._gemm_factors(operators)
 
     def _groups(self, operators: Sequence[Operator]) -> Floats:
@@ -389,7 +398,7 @@ class KernelModel:
             else 1.0
         )
         misaligned = self._off_matrix_units() if odd.any() else 1.0
-        return np.where(weight, slower, 1) * np.where(odd, misaligned, 1) * self._edges(operators)
+        return np.where(weight, slower, 1) * np.where(odd, misaligned, 1)
 
     def _is_odd(self, o: Operator) -> bool:
         """Whether matrices of a batched product begin where matrix units cannot load them."""
@@ -398,13 +407,13 @@ class KernelModel:
         step = int(self._rules["gemm_alignment"].value("alignment"))
         return o.n % step > 0 or o.k % step > 0
 
-    def _edges(self, operators: Sequence[Operator]) -> Floats:
+    def _edges(self, operators: Sequence[Operator], rows: ArrayLike = np.inf) -> Floats:
         """How much longer a product of one expert takes than as much of a large one: a tile is lost
-        along its shortest side, of rows only where nothing shares the kernel.
+        along its shortest side, of `rows` only where nothing shares the kernel.
         """
-        sides = np.array([_shortest(o) if o.split is Split.EXPERT else np.inf for o in operators])
+        sides = np.array([_side(o) if o.split is Split.EXPERT else np.inf for o in operators])
         edge = 0.0 if np.isinf(sides).all() else self._use(self._rules["gemm_rules"], "edge")
-        return 1.0 + edge / sides
+        return 1.0 + edge / np.where(np.isinf(sides), sides, np.minimum(sides, rows))
 
     def _off_matrix_units(self) -> float:
         """How much longer a product takes on a GPU's float32 units; 1 where it has none such."""
@@ -484,10 +493,8 @@ class KernelModel:
         return self._rules["memory_rules"], kind.value
 
 
-def _shortest(o: Operator) -> float:
-    """Shortest side of a product with a kernel of its own; a group's tokens fill the tiles."""
-    if o.kind is OperatorKind.GEMM:
-        return float(min(o.m, o.n, o.k))
+def _side(o: Operator) -> float:
+    """Shorter side of a product's weights."""
     return float(min(o.n, o.m if o.phase is Phase.WEIGHT_GRADIENT else o.k))
 
 
