@@ -16,9 +16,9 @@ import mpsim
 from mpsim.cost import KernelModel
 from mpsim.formats.cells import read_rows
 from mpsim.parallel import Communication, Compute
+from mpsim.schedule import Action
 from mpsim.simulate import prepare
 from mpsim.training.blocks import Blocks
-from mpsim.training.build import build_program
 from mpsim.workload import Module, OperatorKind, Phase, Role
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,10 +75,11 @@ def scenario(row: Row) -> mpsim.Scenario:
 def layer(row: Row) -> dict[str, float]:
     """Seconds of the parts of a layer, in the passes that the row names."""
     prepared = prepare(scenario(row))
-    own = Blocks(prepared.plan, prepared.costs)
-    build_program(prepared.plan, prepared.costs, blocks=own)
+    plan, costs = prepared.plan, prepared.costs.stage(0)
+    own, actions = Blocks(plan, prepared.costs), set(plan.orders.kind.tolist())
+    rows = [own.of(plan.layout.stages[0], Action(action)) for action in sorted(actions)]
     found: dict[str, float] = defaultdict(float)
-    for costs, items in own.timed.values():
+    for items in {block.template: block.items for row in rows for block in row.blocks}.values():
         kernels = [item.operator for item in items if isinstance(item, Compute)]
         if not any(kernel.role is Role.TOP_K for kernel in kernels):
             continue
