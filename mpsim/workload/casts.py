@@ -75,13 +75,13 @@ def with_casts(
     >>> [operator.name for operator in cast.forward][:3]
     ['norm1', 'quantise qkv input', 'qkv']
     """
-    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered, fused_experts)
-
-    def cast(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-        return tuple(_cast(operators, rules))
+    trained = frozenset(o.place for o in expansion.backward if o.phase is Phase.WEIGHT_GRADIENT)
+    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered, fused_experts, trained)
 
     return structs.replace(
-        expansion, forward=cast(expansion.forward), backward=cast(expansion.backward)
+        expansion,
+        forward=tuple(_cast(expansion.forward, rules)),
+        backward=tuple(_cast(expansion.backward, rules)),
     )
 
 
@@ -137,6 +137,7 @@ class _Rules:
     wide: frozenset[Role]
     gathered: bool
     fused_experts: bool
+    trained: frozenset[tuple[Module, Role]]
 
 
 def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
@@ -149,8 +150,7 @@ def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
             yield from _late(operator, rules)
         elif not (rules.fused_experts and _is_handed_on(operator)):
             yield _quantise(operator, rules)
-        left, right, _ = operator.operands
-        saved = (rules.wide_bytes - narrow) * (left + right)
+        saved = (rules.wide_bytes - narrow) * sum(operator.operands[:2])
         yield structs.replace(operator, bytes=operator.bytes - saved, operand_bytes=narrow)
 
 
@@ -170,10 +170,11 @@ def _quantise(product: Operator, rules: _Rules) -> Operator:
     """Cast of what a product reads besides the weight: its left operand."""
     what = "input" if product.phase is Phase.FORWARD else "gradient"
     split = _split(product, what, rules)
-    elements = float(product.operands[0])
-    whole = not (rules.gathered and split is Split.SEQUENCE)
-    moved = rules.casting.first_bytes(elements, rules.wide_bytes, transposed=whole)
-    return _kernel(product, what, split, moved)
+    # the transposed copy of an input is for the gradient of the weight alone
+    whole = product.phase is not Phase.FORWARD or product.place in rules.trained
+    whole = whole and not (rules.gathered and split is Split.SEQUENCE)
+    read = float(product.operands[0]), rules.wide_bytes
+    return _kernel(product, what, split, rules.casting.first_bytes(*read, transposed=whole))
 
 
 def _late(product: Operator, rules: _Rules) -> Iterator[Operator]:
@@ -208,7 +209,6 @@ def _split(product: Operator, what: str, rules: _Rules) -> Split:
     """
     if product.split is Split.EXPERT:
         return Split.EXPERT
-    inside = product.split is (Split.ROW if what == "input" else Split.COLUMN)
-    if inside:
+    if product.split is (Split.ROW if what == "input" else Split.COLUMN):
         return Split.TENSOR
     return Split.NONE if rules.casting.late_passes else Split.SEQUENCE

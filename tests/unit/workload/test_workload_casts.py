@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from mpsim import structs
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
@@ -97,6 +98,16 @@ def test_what_is_gathered_narrow_is_transposed_whole() -> None:
     assert both["quantise fc2 gradient for the weight"] == (TOKENS * 768 * 2, Split.NONE)
     assert both["quantise fc2 input"] == (TOKENS * 3072 * 4, Split.TENSOR)
     assert "quantise fc2 input for the weight" not in both
+
+
+def test_inputs_of_frozen_weights_have_no_transposed_copy() -> None:
+    """It serves the weight gradient alone (TransformerEngine v1.10, pytorch/module/linear.py: weight.requires_grad); gradients have both."""
+    whole = layer()
+    left = tuple(one for one in whole.backward if one.phase is not Phase.WEIGHT_GRADIENT)
+    cast = with_casts(structs.replace(whole, backward=left), TWO_COPIES, wide_bytes=2)
+    moved = {one.name: one.bytes for one in (*cast.forward, *cast.backward)}
+    assert moved["quantise fc1 input"] == TOKENS * 768 * 3
+    assert moved["quantise fc1 gradient"] == TOKENS * 3072 * 4
 
 
 def test_scales_of_rows_are_cast_twice_and_after_the_gather() -> None:
