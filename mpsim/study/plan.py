@@ -428,10 +428,9 @@ def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> 
 def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:
     """The best layout of a search of so many seconds, and a warning if it was cut short."""
     from mpsim.study.search import search
-    from mpsim.study.search.outcome import REASONS
 
     outcome = search(base, top=1, front=False, budget=seconds)
-    values = outcome.chosen(REASONS).values
+    values = outcome.chosen().values
     if outcome.complete:
         return values, ()
     cut = f"the search for a layout ended after {seconds:g} s; a longer one may find a better"

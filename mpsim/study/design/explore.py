@@ -33,7 +33,7 @@ from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
 from mpsim.study.search.found import name_of_layout
 from mpsim.study.search.given import Clock, nameplate_power, ranked_by
 from mpsim.study.search.outcome import REASONS
-from mpsim.study.search.service_outcome import SERVICE_REASONS, ServiceSearch
+from mpsim.study.search.service_outcome import ServiceSearch
 from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
 from mpsim.study.together import Graphs
 from mpsim.training.planning import Division, has_parts, recompute_of
@@ -307,7 +307,7 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
         scenario = scenario.with_values({"serving.workload.rate": job.rate}, checked=False)
     outcome = search(scenario, top=1, budget=budget)
     assert isinstance(outcome, ServiceSearch)
-    best = outcome.chosen(SERVICE_REASONS)
+    best = outcome.chosen()
     return {
         "layout": dict(best.values),
         "name": best.name,

@@ -121,7 +121,6 @@ def _flight(order: Order) -> Flight:
 class Bounded:
     """Memory and lower bounds of layouts, before any is simulated."""
 
-    layouts: list[Layout]
     # float64[K]: what the fullest rank needs [B]: that of `mpsim.training.memory.account`,
     # to rounding; of layouts that need more than there is, something above that
     memory: Floats
@@ -218,7 +217,7 @@ class Bounder:
             order = self.order(chosen[0])
             known = around.price(chosen, order, room, usable)
             memory[places], bound[places], filled[places] = known
-        return Bounded(list(layouts), memory, bound, filled)
+        return Bounded(memory, bound, filled)
 
     @asked_once(lambda layout: layout.frame)
     def _around(self, layout: Layout) -> _Around:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim import structs
@@ -59,6 +60,15 @@ def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) ->
         else:
             split.others[key] = tuple(values)
     return split
+
+
+def variants(
+    scenario: Scenario, others: Mapping[str, Sequence[object]]
+) -> Iterator[tuple[dict[str, object], Scenario]]:
+    """Every combination of values of other keys, and the scenario with them, unchecked."""
+    for chosen in itertools.product(*others.values()):
+        values = dict(zip(others, chosen, strict=True))
+        yield values, scenario.with_values(values, checked=False) if values else scenario
 
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError
@@ -165,7 +165,7 @@ class Layouts:
         self._batch_axes = self._seen(self._batch_rules, *_MESH)
         self._habit_axes = self._seen(self._habit_rules)
         self._batches: dict[tuple[object, ...], list[int]] = {}
-        self._habits: dict[tuple[object, ...], list[_Habit]] = {}
+        self._habits: dict[tuple[object, ...], list[Values]] = {}
         self.undivided = 0
         """Layouts that fell away since layers do not divide, as far as frames were asked for."""
         self.unbatched = 0
@@ -199,43 +199,34 @@ class Layouts:
         sizes, habits = self.micro_batches(frame), self.habits(frame)
         self.unbatched += 0 if sizes else len(habits)
         return [
-            Layout(
-                frame,
-                size,
-                habit.sequence_parallel,
-                habit.zero,
-                habit.recompute,
-                habit.modules,
-                habit.offload,
-                self._cleared(habit.recompute),
-            )
+            Layout(frame, size, **habit, cleared=self._cleared(habit["recompute"]))
             for size in sizes
             for habit in habits
-            if not rest
-            or self._obeys({**_values(frame), "micro_batch": size, **habit._asdict()}, rest)
+            if not rest or self._obeys({**_values(frame), "micro_batch": size, **habit}, rest)
         ]
 
-    def habits(self, frame: Frame) -> list[_Habit]:
+    def habits(self, frame: Frame) -> list[Values]:
         """Sequence parallelism, ZeRO stage, offload and recomputation that a frame can have."""
         values = _values(frame)
         ranges = [self._habit(axis, frame) for axis in _HABITS]
         key = (*map(len, ranges), *(values[axis] for axis in self._habit_axes))
         if key not in self._habits:
-            every = itertools.starmap(_Habit, itertools.product(*ranges))
+            chosen = itertools.product(*ranges)
+            every = (dict(zip(_HABITS, each, strict=True)) for each in chosen)
             self._habits[key] = [
                 habit
                 for habit in every
                 if self._means_one_thing(habit)
-                and self._obeys({**values, **habit._asdict()}, self._habit_rules)
+                and self._obeys({**values, **habit}, self._habit_rules)
             ]
         return self._habits[key]
 
-    def _means_one_thing(self, habit: _Habit) -> bool:
+    def _means_one_thing(self, habit: Values) -> bool:
         """Whether modules stand beside selective recomputation, where the framework has per-op."""
-        if habit.recompute != _SELECTIVE:
-            return habit.modules is None
+        if habit["recompute"] != _SELECTIVE:
+            return habit["modules"] is None
         own = self._base.training_step.recompute_modules
-        return not self._is_per_op or (habit.modules or own) is not None
+        return not self._is_per_op or (habit["modules"] or own) is not None
 
     @property
     def _is_per_op(self) -> bool:
@@ -422,16 +413,6 @@ class Layouts:
         own = {"schedule": (base.schedule.name,)} if base.schedule.name else {}
         plural = {"schedule": "schedules"}.get(axis, axis)
         return tuple(dict.fromkeys((*usual[plural], *own.get(axis, ()))))
-
-
-class _Habit(NamedTuple):
-    """Habits: all of a layout beside its frame and microbatch, in the order of `_HABITS`."""
-
-    sequence_parallel: bool
-    zero: int
-    offload: str | None
-    recompute: str
-    modules: tuple[str, ...] | None
 
 
 def _values(frame: Frame) -> Values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from mpsim import structs
 from mpsim.errors import ScenarioError
@@ -60,6 +60,7 @@ P = TypeVar("P")
 class Outcome(Shown, Tabular, Generic[R]):
     """Outcome of a search."""
 
+    reasons: ClassVar[Mapping[str, str]]  # what can become of a layout, in words
     scenario: str
     objective: str  # what the rows are ranked by
     top: int
@@ -96,15 +97,14 @@ class Outcome(Shown, Tabular, Generic[R]):
         """The best row; None if nothing was simulated."""
         return self.rows[0] if self.rows else None
 
-    def chosen(self, reasons: Mapping[str, str]) -> R:
+    def chosen(self) -> R:
         """The best row of a search that ended. ScenarioError with what became of all where there
         is none; KeyboardInterrupt if it was interrupted: what it left out may be better.
         """
         if self.interrupted:
             raise KeyboardInterrupt
         if self.best is None:
-            counted = self.counted(reasons)
-            raise ScenarioError(f"{self.scenario}: {self.why_nothing} ({counted})")
+            raise ScenarioError(f"{self.scenario}: {self.why_nothing} ({self.counted})")
         return self.best
 
     @property
@@ -119,14 +119,15 @@ class Outcome(Shown, Tabular, Generic[R]):
             )
         return "nothing was simulated: no layout is within the limits"
 
-    def counted(self, reasons: Mapping[str, str]) -> str:
-        """Everything looked at by what became of it, in one line."""
-        return "; ".join(f"{count:,} {reasons[name]}" for name, count in self.counts.items())
-
-    def tally(self, reasons: Mapping[str, str], title: str, lines: tuple[str, ...]) -> Section:
+    @property
+    def tally(self) -> tuple[tuple[str, str], ...]:
         """Everything looked at by what became of it, in words."""
-        rows = tuple((f"{count:,}", reasons[name]) for name, count in self.counts.items())
-        return Section(rows, (), (0,), title, lines)
+        return tuple((f"{count:,}", self.reasons[name]) for name, count in self.counts.items())
+
+    @property
+    def counted(self) -> str:
+        """The same in one line."""
+        return "; ".join(" ".join(row) for row in self.tally)
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class Own:
 class Search(Outcome[Found]):
     """Outcome of a search of training steps."""
 
+    reasons = REASONS
     # whether everything was simulated or ruled out that may lead in time and memory at once
     front_complete: bool = True
     # least objective that a layout which fits and was not simulated may have; None where there is
@@ -184,10 +186,11 @@ class Search(Outcome[Found]):
                 *_decisions(self),
                 *_by_value(self, priced=priced),
                 *(_front(self, self.front) if front else ()),
-                self.tally(
-                    REASONS,
-                    f"{plural(self.looked_at, 'legal layout')}; {_proof(self)}",
-                    _left(self),
+                Section(
+                    self.tally,
+                    right=(0,),
+                    title=f"{plural(self.looked_at, 'legal layout')}; {_proof(self)}",
+                    lines=_left(self),
                 ),
             ),
         )
@@ -453,7 +456,7 @@ def _answer(search: Search) -> Iterator[str]:
             f" {_memory(search, best)}{_record(best)}"
         )
         yield from _beside(search)
-    yield f"{plural(search.looked_at, 'legal layout')}: {search.counted(REASONS)}; {_proof(search)}"
+    yield f"{plural(search.looked_at, 'legal layout')}: {search.counted}; {_proof(search)}"
     if not search.rows:
         yield from _left(search)
 

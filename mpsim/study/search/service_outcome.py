@@ -152,6 +152,7 @@ class Own:
 class ServiceSearch(Outcome[FoundService]):
     """Outcome of a search of services, those that keep the limits first; `own`: the file's."""
 
+    reasons = SERVICE_REASONS
     own: Own = structs.field(default_factory=lambda: Own(None, ""))
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
@@ -168,11 +169,9 @@ class ServiceSearch(Outcome[FoundService]):
             {str(n): row for n, row in enumerate(self.leaders, start=1)}, self.objective
         )
         title = plural(self.looked_at, "layout")
-        others = self.tally(
-            SERVICE_REASONS,
-            title if self.complete else f"{title}; not all were looked at",
-            () if self.leaders else (self.why_nothing,),
-        )
+        title += "" if self.complete else "; not all were looked at"
+        why = () if self.leaders else (self.why_nothing,)
+        others = Section(self.tally, right=(0,), title=title, lines=why)
         return Sheet(
             f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", (ranking, *leading, others)
         )
@@ -234,7 +233,7 @@ def _answer(search: ServiceSearch) -> Iterator[str]:
         yield f"none keeps the limits; nearest: {search.rows[0].name}"
     looked = plural(search.looked_at, "layout")
     proof = "no other can be better" if search.complete else "not all were looked at"
-    yield f"{looked}: {search.counted(SERVICE_REASONS)}; {proof}"
+    yield f"{looked}: {search.counted}; {proof}"
 
 
 def _said(objective: str, row: FoundService) -> Iterator[str]:

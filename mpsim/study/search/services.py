@@ -20,7 +20,7 @@ from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
-from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes
+from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes, variants
 from mpsim.study.search.rate import (
     Judge,
     Rate,
@@ -280,9 +280,7 @@ class Services(Space[_Candidate]):
         split = split_axes(self.over, AXES)
         self._given = split.axes
         layouts: list[tuple[int, ServiceLayout]] = []
-        for place, chosen in enumerate(itertools.product(*split.others.values())):
-            values = dict(zip(split.others, chosen, strict=True))
-            base = self.scenario.with_values(values, checked=False) if values else self.scenario
+        for place, (values, base) in enumerate(variants(self.scenario, split.others)):
             most = self._affordable(base)
             if not most:
                 raise ScenarioError("got limits that not one accelerator keeps; loosen them")

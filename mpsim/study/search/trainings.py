@@ -20,7 +20,7 @@ from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Look, Space, Waiting
 from mpsim.study.search.found import Found, folded, tie
-from mpsim.study.search.given import Limits, defaults, price_of, ranked_by, split_axes
+from mpsim.study.search.given import Limits, defaults, price_of, ranked_by, split_axes, variants
 from mpsim.study.search.layouts import AXES, Layout, Layouts, refuse_every_layout
 from mpsim.study.search.outcome import OBJECTIVES, Own, Search
 from mpsim.study.search.switches import (
@@ -102,10 +102,6 @@ class Machine:
     price: float | None
     setting: Setting
     peaks: Interval  # measured peaks over predicted ones
-
-    def weight(self, objective: str) -> float:
-        """Objective of a second of a step: seconds, or dollars, a token."""
-        return weight_of(self.scenario, self.price, objective)
 
 
 @structs.dataclass(frozen=True, slots=True, eq=False)
@@ -277,9 +273,7 @@ class Trainings(Space[Candidate]):
         self._hides_nothing_too = "none" in other.get(_OVERLAP, ())
         _check_schedules(own.get("schedule", ()))
         places = itertools.count()
-        for chosen in itertools.product(*other.values()):
-            values = dict(zip(other, chosen, strict=True))
-            base = self.scenario.with_values(values, checked=False) if values else self.scenario
+        for values, base in variants(self.scenario, other):
             for parts, given in pipelines(base, own):
                 yield from self._frames_of(next(places), {**values, **parts}, given)
 
@@ -358,7 +352,8 @@ class Trainings(Space[Candidate]):
             return []
         fits = known.bound < math.inf
         self.counts["memory"] += int((~fits).sum())
-        weight, peaks = machine.weight(self.objective), machine.peaks
+        weight = weight_of(machine.scenario, machine.price, self.objective)
+        peaks = machine.peaks
         memory, bound = known.memory.tolist(), known.bound.tolist()
         found = []
         for place in np.flatnonzero(fits).tolist():
@@ -441,7 +436,8 @@ class Trainings(Space[Candidate]):
 
     def _score(self, pair: tuple[Candidate, float]) -> float:
         candidate, took = pair
-        return ranked_by(took, candidate.odds) * candidate.machine.weight(self.objective)
+        machine, seconds = candidate.machine, ranked_by(took, candidate.odds)
+        return seconds * weight_of(machine.scenario, machine.price, self.objective)
 
     def _beside(self, candidate: Candidate) -> tuple[object, ...]:
         """Values of the keys that are searched beside the layout."""

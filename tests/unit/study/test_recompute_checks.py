@@ -105,7 +105,11 @@ def test_a_search_tries_selective_as_the_framework_means_it() -> None:
     assert further(titan, ["recompute-modules"]) == {}
     asked = {"recompute": ("none", "selective"), "modules": (None, ("mlp",))}
     legal = Layouts(titan, asked)
-    habits = {habit[-2:] for frame in legal.frames() for habit in legal.habits(frame)}
+    habits = {
+        (habit["recompute"], habit["modules"])
+        for frame in legal.frames()
+        for habit in legal.habits(frame)
+    }
     assert habits == {("none", None), ("per-op", None), ("selective", ("mlp",))}
 
 
