@@ -513,6 +513,8 @@ def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if named := _modules(cells):
         return {"recompute": "selective", "recompute_modules": named}
     entry = lookup("training", "recomputations", text)
+    if "experts" in entry and cells.whole("moe_experts"):  # whose products have no names
+        return {"recompute": entry["experts"]}
     fields = {name: value for name, value in entry.items() if name.startswith(_SAYS_AGAIN)}
     if "layers" in entry:
         match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)

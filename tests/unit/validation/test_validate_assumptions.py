@@ -185,8 +185,25 @@ def test_a_measured_time_gets_no_batch_but_that_of_its_words() -> None:
     """A time is in proportion to the batch; 6 million tokens are 2,930 sequences of 2,048, of which two replicas take as many each."""
     row = {**RATE, "seq_len": "2048"}
     assert not with_batch(Cells(row), {}, timed=True).cells.text("global_batch_seqs")
-    told = Cells({**row, "notes": "batch of 6M tokens late in training"})
-    assert with_batch(told, {}, timed=True).cells.text("global_batch_seqs") == "2930"
+    for words in (
+        "batch of 6M tokens late in training",
+        "6M tokens a batch",
+        "6 M tokens per step",
+    ):
+        told = Cells({**row, "notes": words})
+        assert with_batch(told, {}, timed=True).cells.text("global_batch_seqs") == "2930"
+    silent = Cells({**row, "notes": "6M tokens in all, of a batch"})
+    assert not with_batch(silent, {}, timed=True).cells.text("global_batch_seqs")
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [("Qwen3-235B-A22B", "4096"), ("Qwen2.5-72B", "4096"), ("Mixtral-8x7B", "8192")],
+)
+def test_a_length_that_is_not_stated_is_that_of_the_model(model: str, tokens: str) -> None:
+    """All but the end of their training: 4,096 tokens of Qwen 2.5 and 3, 8,192 of Mistral."""
+    row = {key: value for key, value in RATE.items() if key != "seq_len"} | {"model": model}
+    assert with_batch(Cells(row), {}).cells.text("seq_len") == tokens
 
 
 def test_attention_is_fused_in_torch_from_2023_on() -> None:

@@ -716,6 +716,17 @@ def test_columns_are_read_as_strangers_fill_them(
     assert lookup("training", section, text)[field] == value
 
 
+@pytest.mark.parametrize("words", ["policy SAVE_DOT_ONLY", "minimal remat", "minimal_with_context"])
+def test_a_policy_that_saves_products_runs_again_what_lies_between_them(words: str) -> None:
+    """Of every layer norms and activation, and attention where the policy does not name its output; of experts, attention alone."""
+    training = _described(framework="MaxText", recompute=words).scenario["training"]
+    assert training["recompute"] == "per-op"
+    kept = {"query", "key", "value", "output", "gate", "up"}
+    assert {*training["recompute_keeps"]} == kept | {"context"} & {words.rpartition("_")[2]}
+    experts = _described(**EXPERTS, framework="MaxText", recompute=words).scenario["training"]
+    assert experts["recompute"] == "selective"
+
+
 @pytest.mark.parametrize(("gpu", "fused"), [("V100-SXM2-32GB", False), ("A100-SXM4-80GB", True)])
 def test_no_flash_attention_before_ampere(gpu: str, fused: bool) -> None:
     """A stack with fused attention materialises scores on a V100, which is told."""
