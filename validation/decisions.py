@@ -21,10 +21,9 @@ from bench import files, validate_files
 from bench.runs import read_run, simulated
 from bench.training import group_of
 from mpsim.formats.cells import Cells
-from mpsim.result.residuals import Setting
+from mpsim.result.residuals import Setting, residuals
 from mpsim.study.search.belief import Belief
 from mpsim.study.search.given import ranked_by
-from mpsim.training.intervals import odds_of_fitting
 from mpsim.validate import Validation
 from mpsim.validate.records import decisions_of, kendall_tau, told_apart
 
@@ -57,7 +56,7 @@ class Tried(NamedTuple):
     @property
     def odds(self) -> float:
         """Odds that it runs, from residuals of peaks of other stacks."""
-        return odds_of_fitting(self.memory, self.memory / self.filled, self.setting)
+        return residuals("memory").interval(self.filled, self.setting).odds(1.0)
 
     @property
     def fits(self) -> bool:

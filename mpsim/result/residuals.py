@@ -7,10 +7,13 @@ distance of what is predicted to the nearest measured runs:
     sigma^2 = sum over parts of (share x noise)^2 + sum over attributes of what is not shared with
     them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
 
-where the parts of a step are those of its account (`PARTS`), and other figures are one part, of the
-kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the
+where the parts of a step are those of its account (its ``compute``, ``compiled`` where a compiler
+chose and ordered all kernels, exposed ``exchange``, ``rest``), and other figures are one part, of
+the kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the
 accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open.
 80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0.
+Where the peak may be more than there is, measured runs are slower alone: an allocator that finds no
+room synchronises, frees what it cached and allocates again, so odds x ``full``^2 adds to that side.
 Everything is fitted by ``validation/intervals.py`` with whole families of runs left out, one file a
 figure in ``mpsim/result/data``.
 """
@@ -23,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim import structs
+from mpsim.frame import named
 from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
@@ -34,6 +38,7 @@ _PLACES = 256  # settings whose nearest runs are kept
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
 _PAIRED = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
+_NUMBERS = ("size", "guessed", "full")  # fields of a `Setting`
 _STEPS = ("step", "step-experts")  # figures whose parts are those of the account of a step
 MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
 LEVEL = 0.8  # share of measured values that lie in their interval
@@ -46,8 +51,6 @@ KIND_OF = {
     **dict.fromkeys(("tpot", "throughput"), "model"),
 }
 """Label of which each name has a noise of its own; a step has one for each part of its account."""
-PARTS = ("compute", "exchange", "rest")
-"""Parts of the account of a step: products and kernels, exposed communication, all else."""
 FASTEST_BY = ("accelerator", "format", "length", "model")
 """Attributes that trainings share which are of one kind, of which the fastest was measured."""
 EXACT = "exact: an order of actions has no residual"  # basis of an interval of no width
@@ -121,20 +124,21 @@ class Setting:
     size: float  # accelerators, bytes or whatever the figure grows with; distances are ratios
     # settings that matter (degrees, recomputation, ...) and were left open by the describer
     guessed: int = 0
-    # of a step that was accounted: how much of it each of `PARTS` is
+    # of a step that was accounted: how much of it each part is
     shares: Mapping[str, float] = structs.field(default_factory=dict)
+    full: float = 0.0  # odds that its peak is beyond memory, of software that allocates as it runs
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         labels = {name: list(names) for name, names in self.labels.items()}
-        return {**labels, "size": self.size, "guessed": self.guessed, "shares": dict(self.shares)}
+        return {**labels, **named(self, *_NUMBERS), "shares": dict(self.shares)}
 
     @classmethod
     def from_json(cls, data: Figures) -> Setting:
         """The setting that `to_json` gave."""
-        numbers = ("size", "guessed", "shares")
-        labels = {name: tuple(map(str, own)) for name, own in data.items() if name not in numbers}
-        return cls(labels, float(data["size"]), int(data.get("guessed", 0)), data.get("shares", {}))
+        known = {name: data[name] for name in (*_NUMBERS, "shares") if name in data}
+        labels = {name: tuple(map(str, own)) for name, own in data.items() if name not in known}
+        return cls(labels, **known)
 
     def parts(self, figure: str) -> Mapping[str, float]:
         """Shares of the parts of a figure; none of a step that was not accounted."""
@@ -200,6 +204,7 @@ class Residuals:
     # accelerators that two sources or more measured, with rates of products of their own
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
+    full: float = 0.0  # sigma that a peak beyond memory adds to the slower side
     # a sweep's thousands of layouts of one model are equally far from everything
     _places: Memo[tuple[object, ...], _Place] = structs.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
@@ -207,7 +212,7 @@ class Residuals:
 
     def sigma(self, setting: Setting) -> float:
         """Spread of a setting's residual, by its parts and its distance to measured runs."""
-        alone = self._name(setting, "accelerator") not in self.several
+        alone = self.several.isdisjoint(setting.labels.get("accelerator", ())[:1])
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
         rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
@@ -243,10 +248,6 @@ class Residuals:
             run is not None and setting.level("framework", run.labels["framework"]) == 0
         )
 
-    @staticmethod
-    def _name(setting: Setting, attribute: str) -> str:
-        return next(iter(setting.labels.get(attribute, ())), "")
-
     def interval(self, value: float, setting: Setting) -> Interval:
         """The interval of a prediction. `value`: predicted figure, above 0.
 
@@ -256,10 +257,10 @@ class Residuals:
         and ``value exp(-q_low sigma)``.
         """
         sigma = self.sigma(setting)
+        slower = math.hypot(sigma, self.full * math.sqrt(setting.full))
         low, high = self.quantiles
-        return Interval(
-            value * math.exp(-high * sigma), value * math.exp(-low * sigma), self.basis(setting)
-        )
+        ends = (value * math.exp(-high * sigma), value * math.exp(-low * slower))
+        return Interval(*ends, self.basis(setting))
 
     def difference(self, a: Setting, b: Setting) -> float:
         """Half-width of the interval of ln(figure of b / figure of a): shared residuals cancel.
@@ -385,6 +386,7 @@ def residuals(figure: str) -> Residuals:
         quantiles=(low, high),
         several=frozenset(map(str, data["several"])),
         single=float(data["single"]),
+        full=float(data.get("full", 0.0)),
         pairs={str(row[1]): float(row[2]) for row in apart if row[0] == figure},
         rows=int(data["rows"]),
         families=int(data["families"]),

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 
 from mpsim import structs
-from mpsim.framework import framework_line
+from mpsim.frame import named
+from mpsim.framework import Framework, framework_line
 from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory
 from mpsim.result.residuals import (
     LEVEL,
-    PARTS,
-    Interval,
     Residuals,
     Setting,
     chip_names,
@@ -23,11 +22,14 @@ from mpsim.result.words import Figures
 from mpsim.training.plan import Plan
 
 _KERNELS = ("forward", "backward", "weight_gradient", "recompute")
+_RATES = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "hfu")
 _LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
 
 
-def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Setting:
-    """The setting of a step. `seconds`: of each part of its account, for a difference of two."""
+def setting_of(
+    plan: Plan, seconds: Mapping[str, float] | None = None, memory: Memory | None = None
+) -> Setting:
+    """The setting of a step. `seconds`: of each part of its account. `memory`: if accounted."""
     layout = plan.layout
     setting = Setting(
         {
@@ -41,10 +43,11 @@ def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Settin
             "model": ("experts" if layout.model.moe is not None else "dense",),
         },
         layout.mesh.world,
-        shares=shares_of(seconds or {}),
+        shares=shares_of(seconds or {}, compiled=layout.framework.memory.places_buffers),
     )
+    odds = fits_probability(memory, setting) if memory else 1.0
     return of_layout(
-        setting,
+        structs.replace(setting, full=fullness(layout.framework, odds)),
         {axis: layout.mesh.degree(axis) for axis in AXIS_NAMES},
         micro_batch=plan.micro_batch,
         zero=plan.zero,
@@ -53,13 +56,19 @@ def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Settin
     )
 
 
-def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Shares of `mpsim.result.residuals.PARTS` in the parts of an account."""
+def fullness(software: Framework, odds: float) -> float:
+    """`Setting.full` of odds of fitting: 0 where a compiler places what a step allocates."""
+    return 0.0 if software.memory.places_buffers else round(1.0 - odds, 4)
+
+
+def shares_of(seconds: Mapping[str, float], *, compiled: bool = False) -> dict[str, float]:
+    """Shares of an account whose noises differ. `compiled`: the step is one program."""
     whole = math.fsum(seconds.values())
     kernels = math.fsum(seconds.get(name, 0.0) for name in _KERNELS)
     exposed = math.fsum(seconds.get(name, 0.0) for name in EXPOSED)
+    names = ("compiled" if compiled else "compute", "exchange", "rest")
     parts = (kernels, exposed, whole - kernels - exposed)
-    return {name: each / whole for name, each in zip(PARTS, parts, strict=True)} if whole else {}
+    return {name: each / whole for name, each in zip(names, parts, strict=True)} if whole else {}
 
 
 def told(figures: Figures) -> Setting:
@@ -82,11 +91,6 @@ def of_layout(
     return structs.replace(setting, labels={**setting.labels, "layout": (axes,), "rest": (rest,)})
 
 
-def seen_as(setting: Setting, seen: str) -> Setting:
-    """The setting of a peak read as ``memory`` of the device, ``reserved`` or ``allocated``."""
-    return structs.replace(setting, labels={**setting.labels, "seen": (seen,)})
-
-
 def residuals_of(setting: Setting) -> Residuals:
     """Residuals of the step time; those of mixtures of experts say nothing of dense models."""
     return residuals("step-experts" if setting.labels["model"] == ("experts",) else "step")
@@ -103,13 +107,10 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
     """
     known = residuals_of(setting)
     step = known.interval(summary["step_time_s"], setting)
-    rates = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "hfu")
     # a rate is an amount over the step time, and the amount is known exactly
-    ranges: dict[str, Interval] = {"step_time_s": step}
-    for name in rates:
-        ranges[name] = step.inverse(summary[name] * summary["step_time_s"])
+    rates = {name: step.inverse(summary[name] * summary["step_time_s"]) for name in _RATES}
     peak = residuals("memory").interval(summary["peak_memory_bytes"], setting)
-    ranges["peak_memory_bytes"] = peak
+    ranges = {"step_time_s": step, **rates, "peak_memory_bytes": peak}
     return {
         **{name: interval.to_json() for name, interval in ranges.items()},
         "level": LEVEL,
@@ -121,12 +122,8 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
 
 def fits_probability(memory: Memory, setting: Setting) -> float:
     """Odds that a measured peak fits on the fullest rank, by residuals of published ones."""
-    return odds_of_fitting(float(memory.total[memory.fullest]), memory.capacity, setting)
-
-
-def odds_of_fitting(peak: float, room: float, setting: Setting) -> float:
-    """Odds that what would be measured of a predicted peak is at most `room` [B]."""
-    return residuals("memory").interval(peak, setting).odds(room)
+    peak = float(memory.total[memory.fullest])
+    return residuals("memory").interval(peak, setting).odds(memory.capacity)
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:
@@ -141,9 +138,7 @@ def nearest_measured(setting: Setting) -> dict[str, object] | None:
         **{name: names[0] for name, names in runs.labels.items()},
         "smallest": int(runs.smallest),
         "largest": int(runs.largest),
-        "rows": runs.rows,
-        "mean_abs_error": runs.mean_abs_error,
-        "bias": runs.bias,
+        **named(runs, "rows", "mean_abs_error", "bias"),
         "scale": scale,
         "differs": apart + (["scale"] if scale != 1.0 else []),
     }

@@ -27,6 +27,7 @@ from mpsim.units import Dimension, format_quantity, percent
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 _FELT = 0.1  # share of a step from which waiting for the host is told
+_CROWDED = 0.2  # odds of a peak beyond memory from which runs were measured slower
 
 
 def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str, object]:
@@ -50,9 +51,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
     return {
         "scenario": plan.name,
         "engine": result.timeline.engine,
-        "accelerators": head["accelerators"],
-        "step_time_s": step,
-        "tokens_per_s": head["tokens_per_s"],
+        **{name: head[name] for name in ("accelerators", "step_time_s", "tokens_per_s")},
         "tokens_per_s_per_accelerator": head["tokens_per_s_per_accelerator"],
         "used_tokens": plan.used,
         "model_flops_per_step": model,
@@ -60,8 +59,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "executed_flops_per_step": executed,
         "model_tflops_per_accelerator": model / each / 1e12,
         "hardware_tflops_per_accelerator": hardware / each / 1e12,
-        "mfu": head["mfu"],
-        "hfu": head["hfu"],
+        **{name: head[name] for name in ("mfu", "hfu")},
         "peak_format": precision,
         "tensor_utilisation": at_peak / each,
         "bubble_fraction": breakdown["bubble"] / step,
@@ -116,7 +114,7 @@ def headline(result: Result, plan: Plan, hardware: float) -> Figures:
         "peak_memory_bytes": float(result.memory.total.max()),
     }
     seconds = dict(zip(PARTS, figures.mean_over_ranks(result, result.parts).tolist(), strict=True))
-    return {**head, "interval": intervals(setting_of(plan, seconds), head)}
+    return {**head, "interval": intervals(setting_of(plan, seconds, result.memory), head)}
 
 
 class Work(NamedTuple):
@@ -171,6 +169,11 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
             " microbatch"
         )
     warnings += _floor_warnings(result, plan, floors)
+    if memory.fits and told(result.headline).full > _CROWDED:
+        warnings.append(
+            "memory may be full at its peak, where an allocator frees and allocates again: such"
+            " runs took up to a third longer; more recomputation or smaller micro batches make room"
+        )
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB"

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.rows import Row
-from bench.tables import lookup, of_stack, on_top, rule_of, table
+from bench.tables import lookup, of_stack, on_top, rule_of, seen_as, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
-from mpsim.training.intervals import seen_as, setting_of
+from mpsim.training.intervals import setting_of
 from mpsim.training.memory.account import account_memory, outside_allocator
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan

@@ -68,6 +68,11 @@ def of_stack(setting: Setting, rule: Mapping[str, Any]) -> Setting:
     return dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
 
 
+def seen_as(setting: Setting, seen: str) -> Setting:
+    """The setting of a peak read as ``memory`` of the device, ``reserved`` or ``allocated``."""
+    return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
+
+
 def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """A rule with another on top of it, mappings key by key."""
     merged = {

@@ -9,11 +9,11 @@ from bench.assumptions import Filled, guesses, with_batch
 from bench.rows import Row
 from bench.runs import read_run, simulated
 from bench.shapes import check_parameters
-from bench.tables import of_stack, rule_of
+from bench.tables import of_stack, rule_of, seen_as
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
-from mpsim.training.intervals import residuals_of, seen_as
+from mpsim.training.intervals import residuals_of
 from mpsim.validate.records import Record
 from mpsim.workload import model_flops
 

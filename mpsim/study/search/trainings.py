@@ -36,7 +36,7 @@ from mpsim.study.search.switches import (
 from mpsim.study.together import Graphs
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
-from mpsim.training.intervals import of_layout, setting_of
+from mpsim.training.intervals import fullness, of_layout, setting_of
 from mpsim.training.memory.account import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
@@ -132,6 +132,7 @@ class Candidate:
     def found(self, took: float) -> Found:
         """The layout with the time of its step [s]."""
         frame = self.layout.frame
+        full = fullness(self.machine.scenario.software, self.odds)
         return Found(
             values=self.values(),
             step_time_s=took,
@@ -141,7 +142,7 @@ class Candidate:
             tokens=_tokens(self.machine.scenario),
             price_per_hour=self.machine.price,
             setting=of_layout(
-                self.machine.setting,
+                structs.replace(self.machine.setting, full=full),
                 frame.degrees,
                 micro_batch=self.layout.micro_batch,
                 zero=self.layout.zero,
@@ -488,11 +489,8 @@ class Trainings(Space[Candidate]):
         """Odds that a plan fits; None where predicted not to, or with less than is asked for."""
         most = self.limits.max_memory or math.inf
         peaks = residuals("memory").interval(1.0, setting_of(plan))
-        room = [
-            min(most, plan.layout.cluster_of(rank).accelerator.memory_bytes)
-            for rank in range(plan.layout.mesh.pp)
-        ]
-        filled = float((account_memory(plan).total / room).max())
+        memory = account_memory(plan)
+        filled = float((memory.total / memory.capacities.clip(max=most)).max())
         return peaks.odds(1.0 / filled) if filled <= self._usable(peaks) else None
 
     def _switches(self, rows: Sequence[Found]) -> Switches:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import mpsim
+from bench.tables import seen_as
 from mpsim.result.residuals import FIGURES, MeasuredRuns, Residuals, Setting, residuals
 from mpsim.result.words import validated
-from mpsim.training.intervals import nearest_measured, residuals_of, seen_as, shares_of
+from mpsim.training.intervals import nearest_measured, residuals_of, shares_of
 
 A100, H100 = ("a100-sxm-80", "ampere"), ("h100-sxm", "hopper")
 
@@ -149,6 +150,42 @@ def test_an_account_is_kernels_exposed_communication_and_the_rest() -> None:
     seconds = {"forward": 2.0, "backward": 4.0, "exposed_tp": 1.0, "exposed_dp": 1.0, "bubble": 2.0}
     assert shares_of(seconds) == {"compute": 0.6, "exchange": 0.2, "rest": 0.2}
     assert shares_of({}) == {}
+
+
+def test_kernels_of_a_step_that_a_compiler_orders_have_a_noise_of_their_own() -> None:
+    """The same account of one compiled program; its kernels are known worse."""
+    seconds = {"forward": 6.0, "exposed_tp": 2.0, "bubble": 2.0}
+    shares = shares_of(seconds, compiled=True)
+    assert shares == {"compiled": 0.6, "exchange": 0.2, "rest": 0.2}
+    noise = residuals("step").noise
+    assert noise["compiled"] > noise["compute"]
+
+
+def test_a_full_memory_widens_the_slower_side_alone() -> None:
+    """Odds of 1/4 of a peak beyond memory and 0.2: the upper end is 2 x sqrt(0.01 + 0.04 / 4) away, the lower one stays."""
+    tight = dataclasses.replace(known(runs("f", "a")), full=0.2)
+    interval = tight.interval(10.0, dataclasses.replace(at("f", "a"), full=0.25))
+    assert interval.low == pytest.approx(10 * math.exp(-0.1))
+    assert interval.high == pytest.approx(10 * math.exp(2 * math.sqrt(0.02)))
+    assert all(residuals(figure).full > 0.0 for figure in ("step", "step-experts"))
+    assert residuals("memory").full == 0.0
+
+
+def test_a_step_near_the_end_of_memory_is_told_where_its_software_allocates(
+    scenarios: Path,
+) -> None:
+    """A step that fills 93 % says so, one of 28 % does not; a compiler that places buffers beforehand never frees them in between."""
+    roomy = mpsim.load(scenarios / "quickstart.yaml")
+    tight = roomy.with_values({"training.micro_batch": 4, "training.sequence_length": 7168})
+    compiled = {"framework": "maxtext-gpu", "parallelism.zero": 3, "parallelism.pp": 1}
+    placed = tight.with_values({**compiled, "training.sequence_length": 12288})
+    full, words = [], "frees and allocates again"
+    for scenario in (tight, roomy, placed):
+        summary = mpsim.simulate(scenario).summary
+        full.append(summary["interval"]["of"]["full"])
+        assert any(words in text for text in summary["warnings"]) == (scenario is tight)
+    assert full[0] > 0.2
+    assert full[1:] == [0.0, 0.0]
 
 
 def test_a_peak_is_as_uncertain_as_the_way_it_is_read() -> None:
