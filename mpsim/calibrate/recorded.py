@@ -24,7 +24,7 @@ from mpsim.calibrate.collectives import collective_points, group_of, kind_of
 from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
 from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
-from mpsim.cost import CollectiveModel, KernelModel
+from mpsim.cost import CollectiveModel, Constant, KernelModel
 from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.traffic import COLLECTIVES
 from mpsim.errors import CalibrationError
@@ -400,24 +400,33 @@ def _slowed(
     frame: Frame, model: KernelModel, stem: str, factor: float
 ) -> tuple[Frame, dict[str, Fitted]]:
     """A class of kernels slower by a factor: a host's peak moves, of a device its share does."""
-    found, products = {}, stem == "kernels.gemm."
-    moves = products and model.accelerator.family == "cpu"
+    moves = stem == "kernels.gemm." and model.accelerator.family == "cpu"
     if moves:
-        peaks = {
-            name: _scaled(rate, Dimension.FLOP_RATE, factor)
-            for name, rate in _rates(frame.accelerator).items()
-        }
-        frame = structs.replace(frame, accelerator={**frame.accelerator, "peak_flops": peaks})
-    for constant in model.provenance():
-        leaf = constant.name.rpartition(".")[2]
-        by = {"launch": factor, "chart_share": 1 / factor}.get(leaf)
-        if leaf.endswith(("burst_fraction", "sustained_fraction")):
+        frame = structs.replace(frame, accelerator=_slow_host(frame.accelerator, factor))
+    mine = [constant for constant in model.provenance() if constant.name.startswith(stem)]
+    return frame, dict(_slowed_shares(mine, factor, moves=moves))
+
+
+def _slow_host(chip: Entry, factor: float) -> Entry:
+    """A host whose peaks are lower by a factor."""
+    rates = chip["peak_flops"]
+    assert isinstance(rates, Mapping), "an accelerator's entry"
+    peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in rates.items()}
+    return {**chip, "peak_flops": peaks}
+
+
+def _slowed_shares(
+    constants: Iterable[Constant], factor: float, *, moves: bool = False
+) -> Iterator[tuple[str, Fitted]]:
+    """Constants with which kernels take longer by a factor; `moves`: whether peaks are lower."""
+    for constant in constants:
+        _, group, *_, leaf = constant.name.split(".")
+        by = {"launch": factor, "slowdown": factor, "chart_share": 1 / factor}.get(leaf)
+        if leaf.endswith(("burst_fraction", "sustained_fraction")) or group == "scan":
             by = 1.0 if moves else 1 / factor
-        if by is not None and constant.name.startswith(stem):
+        if by is not None and constant.name.startswith("kernels."):
             value = constant.value * by
-            head = stem if products else f"kernels.{constant.name.split('.')[1]}."
-            found[head + leaf] = Fitted(value, value, value, constant.unit)
-    return frame, found
+            yield f"kernels.{group}.{leaf}", Fitted(value, value, value, constant.unit)
 
 
 def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:
@@ -431,12 +440,8 @@ def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[Measure
             == (line.kind, line.phase)
         ]
         if mine:
-            yield _level_of(
-                f"{line.kind}, {line.phase}",
-                line,
-                mine,
-                [point.operator.bytes for point in mine if point.operator],
-            )
+            sizes = [point.operator.bytes for point in mine if point.operator]
+            yield _level_of(f"{line.kind}, {line.phase}", line, mine, sizes)
 
 
 def _checked(
@@ -444,10 +449,8 @@ def _checked(
 ) -> Calibrated:
     """The machine, with the steps that it was not fitted to beside those it predicts."""
     document = document_of(frame, fit, warnings)
-    after, before = (
-        _simulated(result.scenario, document).timeline.step_time_s,
-        float(result.timeline.step_time_s),
-    )
+    after = _simulated(result.scenario, document).timeline.step_time_s
+    before = float(result.timeline.step_time_s)
     told = [
         f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}),"
         f" {_time(after)} now ({after / seconds - 1:+.1%})"
@@ -459,11 +462,8 @@ def _checked(
 def _simulated(scenario: Scenario, document: Entry) -> Result:
     """Step of the scenario on a machine."""
     cluster = scenario.hardware
-    machine = {
-        "machine": document,
-        "nodes": cluster.nodes,
-        "accelerators_per_node": cluster.node.accelerators,
-    }
+    size = {"nodes": cluster.nodes, "accelerators_per_node": cluster.node.accelerators}
+    machine = {"machine": document, **size}
     moved = Scenario.from_mapping({**scenario.ground.data, "cluster": machine})
     return simulate_step(moved)
 
@@ -471,31 +471,37 @@ def _simulated(scenario: Scenario, document: Entry) -> Result:
 def _level(
     result: Result, frame: Frame, base: Fit, seconds: float, unseen: list[str]
 ) -> Calibrated:
-    """All rates of the accelerator by one factor, so that the step takes what the log says."""
-    factor, known = 1.0, dict(frame.accelerator)
+    """All kernels of the accelerator by one factor, so that the step takes what the log says: the
+    peak and memory of a host are slower, those of a device stay what its datasheet says.
+    """
+    factor, known = 1.0, frame.accelerator
+    chip = result.scenario.hardware.accelerator
+    models = [KernelModel(chip, precision) for precision in chip.peak_flops]
+    used = itertools.chain(result.constants, *(model.provenance() for model in models))
+    constants = {constant.name: constant for constant in used}.values()
     left = (
         "a log identifies one level of the accelerator; not identified, left as known: every"
         " constant and every collective by itself"
     )
     for _ in range(_LEVELS):
-        peaks = {
-            name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(known).items()
-        }
-        chip = {
-            **known,
-            "peak_flops": peaks,
-            "memory_bandwidth": _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor),
-        }
-        moved = {key: _slower(constant, factor) for key, constant in base.constants.items()}
+        moved = dict(base.constants)
+        if chip.family == "cpu":
+            rate = _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)
+            slower = {**_slow_host(known, factor), "memory_bandwidth": rate}
+            frame = structs.replace(frame, accelerator=slower)
+            moved = {key: _slower(constant, factor) for key, constant in moved.items()}
+        else:
+            moved |= _slowed_shares(constants, factor)
         curves = tuple(
             structs.replace(line, times=tuple(factor * time for time in line.times))
             for line in base.kernels
         )
-        frame = structs.replace(frame, accelerator=chip)
         fit = structs.replace(base, constants=moved, kernels=curves)
-        factor *= (
-            seconds / _simulated(result.scenario, document_of(frame, fit, ())).timeline.step_time_s
-        )
+        now = _simulated(result.scenario, document_of(frame, fit, ())).timeline
+        factor *= seconds / now.step_time_s
+    if any(outside_range(*item) for item in moved.items()):
+        text = f"no level of the accelerator explains steps of {_time(seconds)}"
+        raise CalibrationError(f"{text}; check the scenario's batch, sequence length and nodes")
     return _checked(result, frame, fit, {"steps of the log": seconds}, [left, *unseen])
 
 
@@ -506,12 +512,6 @@ def _slower(constant: Fitted, factor: float) -> Fitted:
     return Fitted(
         constant.value / factor, constant.low / factor, constant.high / factor, constant.unit
     )
-
-
-def _rates(chip: Entry) -> Mapping[str, object]:
-    rates = chip["peak_flops"]
-    assert isinstance(rates, Mapping), "an accelerator's entry"
-    return rates
 
 
 def _scaled(text: object, dimension: Dimension, factor: float) -> str:

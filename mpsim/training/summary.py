@@ -23,7 +23,7 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of, told
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
-from mpsim.units import Dimension, format_quantity, percent
+from mpsim.units import Dimension, format_quantity
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 _FELT = 0.1  # share of a step from which waiting for the host is told
@@ -235,9 +235,10 @@ def _waits_for_host(result: Result, plan: Plan, waits: float) -> list[str]:
     """Say that the step waits for launches, and each change that needs fewer of them."""
     if waits < _FELT:
         return []
-    software = plan.layout.framework
-    said = [f"the step waits for the host to launch kernels in {percent(waits)} of its time"]
-    if plan.sharding.routing is not None and not software.experts.grouped_gemm:
+    software, routing = plan.layout.framework, plan.sharding.routing
+    said = ["more than a tenth of the step waits for the host to launch kernels"]
+    several = routing is not None and routing.experts > plan.layout.mesh.ep
+    if several and not software.experts.grouped_gemm:
         said.append("framework.grouped_gemm: true launches the experts of a layer at once")
     if software.host.launch_cost:
         said.append("framework.launch_cost: 0 us is that of CUDA graphs, where the stack has them")

@@ -285,3 +285,32 @@ def test_a_device_slower_in_products_and_attention_moves_their_shares(tmp_path: 
     assert found / known == pytest.approx(slow, rel=0.02)
     assert "framework.launch_cost" in told.warnings[0]
     assert told.cluster.accelerator.peak_flops == result.scenario.hardware.accelerator.peak_flops
+
+
+def test_a_log_moves_no_peak_of_a_device(tmp_path: Path) -> None:
+    """A step a fifth longer has an MFU a fifth lower, of the datasheet's peak; other formats have the level too."""
+    training = {"global_batch": 32, "micro_batch": 4, "sequence_length": 2048}
+    data = {
+        "schema": 1,
+        "model": {"preset": "llama2-7b", "layers": 1},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "training": training,
+    }
+    run = mpsim.simulate(mpsim.Scenario.from_mapping(data))
+    log = tmp_path / "run.log"
+    step = 1.2 * run.summary["step_time_s"]
+    log.write_text("".join(f'{{"step": {n}, "step_time_s": {step}}}\n' for n in range(9)))
+    told = calibrate_recorded(run, [log])
+    cluster = {"machine": dict(told.document), "nodes": 1, "accelerators_per_node": 8}
+    level = mpsim.simulate(mpsim.Scenario.from_mapping({**data, "cluster": cluster}))
+    assert level.summary["step_time_s"] == pytest.approx(step, rel=1e-3)
+    assert level.summary["mfu"] == pytest.approx(run.summary["mfu"] / 1.2, rel=1e-3)
+    narrow = {"training": {**training, "precision": "fp8"}}
+    before, after = (
+        mpsim.simulate(mpsim.Scenario.from_mapping({**data, **narrow, "cluster": each}))
+        for each in (data["cluster"], cluster)
+    )
+    assert after.breakdown["weight_gradient"] > 1.15 * before.breakdown["weight_gradient"]
+    log.write_text("".join(f'{{"step": {n}, "step_time_s": {step / 8}}}\n' for n in range(9)))
+    with pytest.raises(CalibrationError, match="no level of the accelerator explains"):
+        calibrate_recorded(run, [log])
