@@ -67,7 +67,10 @@ SETS: dict[str, tuple[Callable[[Row], bool], tuple[str, ...]]] = {
         ("tpot", "ttft", "throughput"),
     ),
     "open loop": (lambda r: r["regime"] == "open-loop" and r["complete"] != "no", ("tpot", "ttft")),
-    "experts": (lambda r: _loops(r) and bool(r["moe_experts"]), ("tpot", "throughput")),
+    "experts": (
+        lambda r: _loops(r) and bool(r["moe_experts"]),
+        ("tpot", "ttft", "throughput"),
+    ),
     "pools": (lambda r: r["disaggregated"] == "1" and r["complete"] == "partial", ("tpot",)),
 }
 """Rows that count, and quantities: of static batches the first one that was measured, else each by itself."""

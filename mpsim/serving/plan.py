@@ -360,6 +360,7 @@ class ServicePlan:
             products=products,
             draft=self.draft,
             exchange=Exchange(cluster, self.work) if exchanged else None,
+            call_time=host_of(cluster).call_time,
         )
 
     @property

@@ -62,6 +62,7 @@ class IterationPrices:
     draft: Draft | None = None
     # dispatch and combine among ranks with requests of their own; without it they gather all tokens
     exchange: Exchange | None = None
+    call_time: float = 1.0  # of the same calls of the host over an x86 server's
 
     def __post_init__(self) -> None:
         work, rates, engine, draft = self.work, self.rates, self.engine, self.draft
@@ -69,9 +70,9 @@ class IterationPrices:
         # layers that the host launches one by one; compiled ones run as pieces of graphs
         alone = work.pp * (not engine.piecewise_graphs or not engine.graph_sizes)
         layers = work.layers + _EXPERT_LAUNCHES * work.expert_layers
-        self._launches = engine.host_layer_time * layers * alone
+        self._launches = self.call_time * engine.host_layer_time * layers * alone
         self.least_launches = 0.0 if engine.graph_sizes else self._launches
-        experts = engine.prompt_layer_time * work.expert_layers * alone
+        experts = self.call_time * engine.prompt_layer_time * work.expert_layers * alone
         self._floors = self._launches, max(self._launches, experts)  # without prompts, and with
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
@@ -198,10 +199,6 @@ class IterationPrices:
         if batch.prompt_tokens:
             seconds = seconds + drafting.stage_seconds(batch._replace(decodes=0, context=0.0))
         return seconds
-
-    def request_seconds(self, sequences: Count) -> Count:
-        """Host time of so many sequences of an iteration, side by side on own ranks [s]."""
-        return self.engine.request_time * sequences / self.work.attention_dp
 
     def send_seconds(self, tokens: float) -> float:
         """Time of the messages from stage to stage for so many tokens [s]."""

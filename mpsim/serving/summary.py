@@ -55,6 +55,10 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
     unused = math.fsum(
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )
+    # shares of the prompts' tokens that tiers below the device had; nothing without tiers
+    brought = {
+        n: t / max(1.0, tally.prompts) for n, t in zip(TIERS, served.brought_tokens, strict=False)
+    }
     return {
         "accelerators": plan.accelerators,
         "duration_s": served.end,
@@ -65,7 +69,7 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         "preemptions": served.preemptions,
         "moved": served.moved,
         "prefix_hit_share": served.hit_tokens / max(1.0, tally.prompts),
-        **_brought(served, tally),
+        **({"prefix_brought_share": brought} if brought else {}),
         **_pool_figures(plan, list(sums.values())[-1]),
         "account_s": parts,
         "utilisation": 1.0 - unused / served.end if served.end else 0.0,
@@ -74,15 +78,6 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         **({"percentile_error": tally.error} if tally.error else {}),
         "warnings": list(_warnings(plan, served, tally, parts)),
     }
-
-
-def _brought(served: Served, tally: Tally) -> Figures:
-    """Shares of the prompts' tokens that tiers below the device had; nothing without tiers."""
-    if not served.brought_tokens:
-        return {}
-    parts = zip(TIERS, served.brought_tokens, strict=True)
-    shares = {name: tokens / max(1.0, tally.prompts) for name, tokens in parts}
-    return {"prefix_brought_share": shares}
 
 
 def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:

@@ -353,7 +353,7 @@ def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...
     met = np.array([exposed[number] for number in tokens.tolist()]).reshape(-1, 3).T
     tensor, experts, sent = met * engine.slowdown
     each = engine.step_time + engine.layer_time * work.layers * work.pp
-    host = each + prices.request_seconds(steps["decodes"])
+    host = each + engine.request_time * steps["decodes"] / work.attention_dp
     return tensor * work.pp, experts * work.pp, sent, host
 
 

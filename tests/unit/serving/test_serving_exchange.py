@@ -9,6 +9,7 @@ import pytest
 
 from mpsim.hardware import build_cluster, link
 from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.rates import Exchange, Reductions
@@ -64,9 +65,11 @@ def test_ranks_with_requests_of_their_own_exchange_rows_and_others_reduce():
 
 
 def test_hosts_of_ranks_see_to_their_own_requests_side_by_side():
-    plan = _plan(16)
-    each = dataclasses.replace(plan, attention_dp=1).prices.request_seconds(64)
-    assert plan.prices.request_seconds(64) == pytest.approx(each / 16)
+    """An iteration of 64 requests on 16 ranks waits for the host's time for four."""
+    plan, batch = _plan(16), Batch(64, 0.0)
+    free = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, request_time=0.0))
+    waits = plan.prices.seconds(batch) - free.prices.seconds(batch)
+    assert waits == pytest.approx(4 * plan.engine.request_time)
 
 
 @pytest.mark.parametrize(

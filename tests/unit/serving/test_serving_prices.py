@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpsim.hardware import system
+from mpsim.hardware import build_cluster, host_of, system
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import EnginePreset
@@ -156,6 +156,19 @@ def test_without_a_graph_the_host_launches_each_layer(
     prompted = plan.prices.seconds(Batch(decodes, 8000.0, 16, 128.0))
     compiled = plan.engine.piecewise_graphs and bool(plan.engine.graph_sizes)
     assert (prompted == pytest.approx(96e-3)) is not compiled
+
+
+def test_layers_are_launched_at_the_pace_of_the_machines_host() -> None:
+    """Llama 2's 32 layers of 0.5 ms are 16 ms on an x86 server, and on a Grace as much more as its calls take."""
+    slow = build_cluster(accelerator="gb200", accelerators_per_node=4, nodes=1)
+    plans = [
+        dataclasses.replace(_plan(host_layer_time=0.5e-3), cluster=cluster)
+        for cluster in (system("dgx-h100", nodes=1), slow)
+    ]
+    seconds = [plan.prices.seconds(Batch(1, 100.0)) for plan in plans]
+    assert seconds[0] == pytest.approx(16e-3)
+    assert host_of(slow).call_time > 2.0
+    assert seconds[1] == pytest.approx(16e-3 * host_of(slow).call_time)
 
 
 def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:

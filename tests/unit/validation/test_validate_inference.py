@@ -165,6 +165,17 @@ def test_budgets_of_a_generated_launch_spread_equal_outputs(rows, tmp_path):
     assert elsewhere.predicted > 3.0 * theirs.predicted
 
 
+def test_generated_graphs_reach_as_far_as_their_largest_batch(rows, tmp_path):
+    """A server whose graphs go up to half of its users launches layer after layer."""
+    (row,) = (row for row in rows if row["id"] == "aicsil-0898")
+    half, whole = (
+        _records([{**row, "batch_per_instance": users}], tmp_path)[f"{row['id']}#tpot"]
+        for users in ("1", row["concurrency"])
+    )
+    assert half.predicted > 3.0 * whole.predicted
+    assert abs(half.error) < 0.5
+
+
 def test_pools_are_read_from_their_layout():
     """Two instances for prompts, four ranks of data parallel attention each; one that decodes on 32."""
     text = "prefill 2 x [tp1 pp1 dp4 moe_tp1 ep4 batch 1]; decode 1 x [tp2 pp1 dp16 moe_tp1 ep32 batch 64]"
