@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -225,11 +225,8 @@ def _elsewhere(layout: Layout, cluster: Cluster) -> Layout:
     return structs.replace(layout, cluster=cluster, stage_clusters=())
 
 
-class Used(NamedTuple):
-    """Constants of kernels and of collectives by name."""
-
-    kernels: Mapping[str, Constant]
-    collectives: Mapping[str, Constant]
+Used: TypeAlias = tuple[Mapping[str, Constant], Mapping[str, Constant]]
+"""Constants of kernels and of collectives by name."""
 
 
 class StageCosts:
@@ -237,6 +234,7 @@ class StageCosts:
 
     def __init__(self, costs: LayoutCosts, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
+        self._ledgers = costs.kernels.ledger, costs.collectives.ledger
         self._groups = groups
         # what stays in scale-up domains costs the same whatever the NICs are
         crosses, cluster = max(group.domains for group in groups.values()) > 1, costs.layout.cluster
@@ -245,16 +243,14 @@ class StageCosts:
     @contextlib.contextmanager
     def apart(self) -> Iterator[Used]:
         """Note constants for a while: what prices that are remembered rest on."""
-        with (
-            self._costs.kernels.ledger.apart() as own,
-            self._costs.collectives.ledger.apart() as of,
-        ):
-            yield Used(own, of)
+        kernels, collectives = (ledger.apart() for ledger in self._ledgers)
+        with kernels as inside, collectives as between:
+            yield inside, between
 
     def note(self, used: Used) -> None:
         """Account for the constants of prices that were remembered."""
-        self._costs.kernels.ledger.note_all(used.kernels)
-        self._costs.collectives.ledger.note_all(used.collectives)
+        for ledger, constants in zip(self._ledgers, used, strict=True):
+            ledger.note_all(constants)
 
     def kernels(self, operators: Sequence[Operator]) -> Floats:
         """Seconds of sharded operators [s]."""

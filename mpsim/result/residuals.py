@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from mpsim import structs
 from mpsim.frame import named
@@ -174,14 +173,6 @@ class MeasuredRuns:
         return max(1.0, size / self.largest) * min(1.0, size / self.smallest)
 
 
-class _Place(NamedTuple):
-    """Where a setting is among measured runs."""
-
-    variance: float  # by the distance to the nearest runs
-    nearest: MeasuredRuns | None
-    basis: str  # the residuals that an interval rests on, in words
-
-
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
     """Residuals of one figure."""
@@ -206,7 +197,7 @@ class Residuals:
     single: float = 0.0  # sigma that any other accelerator adds
     full: float = 0.0  # sigma that a peak beyond memory adds to the slower side
     # a sweep's thousands of layouts of one model are equally far from everything
-    _places: Memo[tuple[object, ...], _Place] = structs.field(
+    _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = structs.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
 
@@ -216,15 +207,15 @@ class Residuals:
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
         rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
-        return math.sqrt(noise**2 + self._place(setting).variance + rest)
+        return math.sqrt(noise**2 + self._place(setting)[0] + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The nearest measured runs of the nearest stack, of equals the most; or None."""
-        return self._place(setting).nearest
+        return self._place(setting)[1]
 
-    def _place(self, setting: Setting) -> _Place:
-        labels = (setting.labels.get(name) for name in self.attributes)
-        key = (*labels, setting.size, setting.guessed)
+    def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
+        """Variance by the distance to the nearest runs, and these."""
+        key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
         if key not in self._places:
             # other hardware says less of a stack than other software of a machine
             first = next(iter(self.attributes))
@@ -235,15 +226,12 @@ class Residuals:
             )
             nearest = self.runs[min(order)[-1]] if apart else None
             least = min(apart, default=self._widest)
-            self._places[key] = _Place(least, nearest, self._basis(setting, nearest))
+            self._places[key] = least, nearest
         return self._places[key]
 
     def knows(self, setting: Setting) -> bool:
         """Whether the software of a setting was measured, or does not differ."""
-        return self._knows(setting, self.nearest(setting))
-
-    def _knows(self, setting: Setting, run: MeasuredRuns | None) -> bool:
-        # software is the first attribute: the nearest runs share it if any do
+        run = self.nearest(setting)  # software is the first attribute: they share it if any do
         return "framework" not in self.attributes or (
             run is not None and setting.level("framework", run.labels["framework"]) == 0
         )
@@ -287,11 +275,9 @@ class Residuals:
 
     def basis(self, setting: Setting) -> str:
         """The residuals that an interval rests on, in words."""
-        return self._place(setting).basis
-
-    def _basis(self, setting: Setting, run: MeasuredRuns | None) -> str:
         fitted = f"{LEVEL:.0%} interval from leave-one-family-out errors of {self.rows:,} runs"
-        fitted += "" if self._knows(setting, run) else "; nobody measured this software"
+        fitted += "" if self.knows(setting) else "; nobody measured this software"
+        run = self.nearest(setting)
         if run is None:
             return f"{fitted}; nothing like it was measured: the widest interval"
         apart = [name for name in self.attributes if setting.level(name, run.labels.get(name, ()))]

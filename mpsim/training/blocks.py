@@ -79,21 +79,7 @@ class _Recipe:
     small: float  # device time of a kernel that is shorter than its launch [s]
     # its templates by their prices, and by the costs that asked, as layouts do again and again
     known: Memo[tuple[object, ...], Template]
-    priced: Memo[object, _Priced]
-
-
-class _Priced(NamedTuple):
-    """A template with the constants that its prices rest on."""
-
-    template: Template
-    used: Used
-
-
-class _Division(NamedTuple):
-    """What is known of all plans that divide layers in the same way."""
-
-    recipes: Memo[tuple[object, ...], _Recipe]  # by part and action
-    rows: Memo[tuple[object, ...], Row]
+    priced: Memo[object, tuple[Template, Used]]
 
 
 class Blocks:
@@ -113,7 +99,7 @@ class Blocks:
         self.sums = sums
         self._plan = plan
         self._costs = costs
-        self._recipes, self._rows = _division(plan.division)
+        self._recipes, self._rows = _known(plan.division)
 
     @functools.cached_property
     def _expansions(self) -> Mapping[str, Expansion]:
@@ -147,11 +133,7 @@ class Blocks:
     def _copies(self) -> tuple[float, ...]:
         """Time of copies of activations beside each kind of layer (`_copied`) [s]."""
         kinds = dict.fromkeys(self._plan.layout.model.layer_kinds)
-        return tuple(self._copied(kind) for kind in kinds) if self._offloads else ()
-
-    @property
-    def _offloads(self) -> bool:
-        return self._plan.recompute.offload != "none"
+        return tuple(map(self._copied, kinds))
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         layout = self._plan.layout
@@ -320,7 +302,7 @@ class Blocks:
         Copies of some layers of a stage are spread over all of them, as Transformer Engine does.
         """
         layout, recompute = self._plan.layout, self._plan.recompute
-        if not self._offloads:
+        if recompute.offload == "none":
             return 0.0
         layers = max(stage.layers for stage in layout.stages)
         share = min((recompute.offload_layers or layers) / layers, 1.0)
@@ -367,10 +349,10 @@ class Blocks:
         """The template of a recipe on ranks with these costs, made unless a like plan did."""
         if (answer := recipe.priced.get(costs.key)) is None:
             with costs.apart() as used:
-                template = self._evaluate(recipe, costs)
-            recipe.priced[costs.key] = answer = _Priced(template, used)
-        costs.note(answer.used)
-        return answer.template
+                answer = self._evaluate(recipe, costs), used
+            recipe.priced[costs.key] = answer
+        costs.note(answer[1])
+        return answer[0]
 
     def _evaluate(self, recipe: _Recipe, costs: StageCosts) -> Template:
         host = self._plan.layout.framework.host
@@ -438,10 +420,10 @@ class Blocks:
 
 
 @remembered(_DIVISIONS)
-def _division(division: tuple[object, ...]) -> _Division:
-    """What is known of all plans with a division."""
+def _known(division: object) -> tuple[Memo[object, _Recipe], Memo[object, Row]]:
+    """Recipes of all plans with a division, by part and action, and rows."""
     del division
-    return _Division(Memo(_RECIPES), Memo(_ROWS))
+    return Memo(_RECIPES), Memo(_ROWS)
 
 
 @remembered(_JOINED)

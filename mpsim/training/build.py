@@ -389,51 +389,37 @@ def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load
     """Exchanges that join the queue as segments of distinct actions begin, a list an action."""
     if not plan.exchanges_beside:
         return [[_NOTHING] * len(cut.segments) for cut in cuts.distinct]
-    pricing = _Pricing(plan, costs)
-    return [_queued(plan, pricing, cut.segments, cut.stage.rank) for cut in cuts.distinct]
+    groups, known = replica_groups(plan, costs), dict[tuple[Bucket, bool, int], Load]()
+
+    def load(buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
+        alike, loads = int(costs.alike[rank]), []
+        for bucket in buckets:
+            if (one := known.get((bucket, gather, alike))) is None:
+                taken = costs.of(alike).interference
+                times = exchange_times(plan, costs, groups, bucket, gather=gather, rank=alike)
+                one = _sum(Load(t.seconds, t.seconds * taken.lost_at("dp", t.rate)) for t in times)
+                known[bucket, gather, alike] = one
+            loads.append(one)
+        return loads[0] if len(loads) == 1 else _sum(loads)
+
+    return [_queued(plan, load, cut.segments, cut.stage.rank) for cut in cuts.distinct]
 
 
-def _queued(plan: Plan, pricing: _Pricing, segments: Sequence[Segment], rank: int) -> list[Load]:
+def _queued(
+    plan: Plan, load: Callable[..., Load], segments: Sequence[Segment], rank: int
+) -> list[Load]:
     """Gathers for the segments behind each one, and the reduction of the one before it."""
     gathers, reduces = [_NOTHING] * len(segments), [_NOTHING] * len(segments)
     if len(segments) == 1:
         return gathers
-    ahead = [pricing.load(segment.gathers, rank, gather=True) for segment in segments[1:]]
+    ahead = [load(segment.gathers, rank, gather=True) for segment in segments[1:]]
     if plan.gathers_units and plan.units_in_flight > 1:
         gathers[:-1] = ahead
     elif plan.gathers_beside:
         gathers[0] = _sum(ahead)
     if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and not plan.keeps_gathered:
-        before = segments[:-1]
-        reduces[1:] = [pricing.load(segment.reduces, rank, gather=False) for segment in before]
+        reduces[1:] = [load(segment.reduces, rank, gather=False) for segment in segments[:-1]]
     return [_sum(both) for both in zip(gathers, reduces, strict=True)]
-
-
-class _Pricing:
-    """Prices exchanges of buckets, each distinct one once."""
-
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
-        self._plan = plan
-        self._costs = costs
-        self._groups = replica_groups(plan, costs)
-        self._known: dict[tuple[Bucket, bool, int], Load] = {}
-
-    def load(self, buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
-        """Time of exchanging several buckets one after the other."""
-        alike, known = int(self._costs.alike[rank]), self._known
-        for bucket in buckets:
-            if (bucket, gather, alike) not in known:
-                known[bucket, gather, alike] = self._time(bucket, alike, gather=gather)
-        if len(buckets) == 1:
-            return known[buckets[0], gather, alike]
-        return _sum([known[bucket, gather, alike] for bucket in buckets])
-
-    def _time(self, bucket: Bucket, rank: int, *, gather: bool) -> Load:
-        taken = self._costs.of(rank).interference
-        times = exchange_times(
-            self._plan, self._costs, self._groups, bucket, gather=gather, rank=rank
-        )
-        return _sum(Load(t.seconds, t.seconds * taken.lost_at("dp", t.rate)) for t in times)
 
 
 def _sum(loads: Iterable[Load]) -> Load:
