@@ -25,21 +25,12 @@ from mpsim.cost.interference import (
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer, Used
 from mpsim.cost.libraries import default_library, library_names
-from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, board_watts, load_of, unheld_caps
+from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of, unheld_caps
 from mpsim.cost.traffic import COLLECTIVES
 
 __all__ = ["COLLECTIVES", "KERNELS", "Board", "CollectiveCurves", "CollectiveModel", "Constant"]
 __all__ += ["Constants", "Curve", "GemmConstants", "Interference", "KernelModel", "LayoutCosts"]
-__all__ += [
-    "Load",
-    "PowerCurve",
-    "StageCosts",
-    "Status",
-    "Transfer",
-    "Used",
-    "attention_pairs",
-    "board_watts",
-]
+__all__ += ["Load", "PowerCurve", "StageCosts", "Status", "Transfer", "Used", "attention_pairs"]
 __all__ += ["attention_seconds", "copy_seconds", "default_library", "gemm_seconds"]
 __all__ += ["host_constants", "interference_of", "library_names", "load_curves", "load_of"]
 __all__ += ["memory_seconds", "straggling_constants", "straggling_seconds", "unheld_caps"]

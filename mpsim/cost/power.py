@@ -6,8 +6,7 @@ The clock is relative to the one of matrix products that only the board's own li
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -183,13 +182,6 @@ class Board:
     def _full(self, load: Load) -> float:
         """Draw at full clock over the board's own limit."""
         return self._use(self._draws, load.value)
-
-
-@remembered(64)
-def board_watts(chip: Accelerator) -> Mapping[Load, float]:
-    """Power of a board while each kind of load runs [W]."""
-    board = Board(chip)
-    return MappingProxyType({load: board.watts(load) for load in Load})
 
 
 def unheld_caps(chips: Iterable[Accelerator]) -> list[str]:

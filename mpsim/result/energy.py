@@ -12,7 +12,7 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.arrays import Floats
-from mpsim.cost import KERNELS, Load, board_watts
+from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power
 from mpsim.hardware.inventory import inventory_of
 from mpsim.program import TICK
@@ -63,11 +63,12 @@ def measure_energy(result: Result, seconds: float | None = None) -> Energy:
     chips = [cluster.accelerator for cluster in clusters]
     # most steps have one kind of board on all their ranks
     first = [chips.index(chip) for chip in chips]
-    boards = {place: board_watts(chips[place]) for place in sorted(set(first))}
+    boards = {place: Board(chips[place]) for place in sorted(set(first))}
     idle = np.array([chip.idle_w for chip in chips])
     parts = {IDLE: float((idle * size).sum() * step)}
     for load, spent in loads.items():
-        watts = np.array([boards[place][load] for place in first])
+        drawn = {place: board.watts(load) for place, board in boards.items()}
+        watts = np.array([drawn[place] for place in first])
         parts[load.value] = float(((watts - idle) * spent * size).sum())
     seconds_of = [step * ranks for ranks in size.tolist()]
     return Energy(parts, _to_the_meter(math.fsum(parts.values()), clusters, seconds_of))

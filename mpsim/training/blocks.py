@@ -210,17 +210,12 @@ class Blocks:
         recipe = self._recipes.get_or(("again", part), make)
         return Block(layer, self._timed(recipe, costs), 0.0, items=recipe.items)
 
-    def template(
-        self, part: str, action: Action, costs: StageCosts, again: Recompute | None = None
-    ) -> Template:
-        """One layer of kind `part`, embedding or head in an action, on ranks with these costs.
+    def _recipe_at(self, part: str, action: Action, again: Recompute | None = None) -> _Recipe:
+        """One layer of kind `part`, embedding or head in an action.
 
         What it runs `again` is what the plan has a layer run again by itself, unless given; ends
         run nothing again.
         """
-        return self._timed(self._recipe_at(part, action, again), costs)
-
-    def _recipe_at(self, part: str, action: Action, again: Recompute | None = None) -> _Recipe:
         is_layer = _is_layer(part)
         reruns = (again or self._plan.recompute.of_layer(0, 1)) if is_layer else NOTHING
         copied = self._copied(part) if is_layer and action is not Action.W else 0.0
@@ -246,10 +241,10 @@ class Blocks:
                 row.append((layer, self._fused(mine, other, action, costs)))
             elif forward and (not routed[0] or not backward):
                 layer, part = forward.pop(0)
-                row.append((layer, self.template(part, Action.F, costs)))
+                row.append((layer, self._timed(self._recipe_at(part, Action.F), costs)))
             else:
                 layer, part = backward.pop(0)
-                row.append((layer, self.template(part, action, costs)))
+                row.append((layer, self._timed(self._recipe_at(part, action), costs)))
         return row
 
     def _parts(self, stage: Stage) -> list[tuple[int, str]]:

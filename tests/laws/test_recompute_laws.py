@@ -259,6 +259,7 @@ def test_ends_are_one_template_whatever_layers_run_again(part):
     plans = [small_plan(pp=2, recompute=recompute) for recompute in ("none", "selective", "full")]
     made = []
     for plan in plans:
-        costs = PlanCosts(plan)
-        made.append(Blocks(plan, costs).template(part, Action.B, costs.stage(0)))
+        stage = plan.layout.stages[0 if part == "embedding" else -1]
+        row = Blocks(plan, PlanCosts(plan)).of(stage, Action.B).blocks
+        made.append(next(block for block in row if block.layer == -1).template)
     assert made[0] is made[1] is made[2]
