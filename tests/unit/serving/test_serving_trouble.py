@@ -123,7 +123,7 @@ def test_outages_are_of_services_with_one_pool():
 
 
 def test_a_model_that_was_released_narrow_is_served_so():
-    """gpt-oss fits one H100 in the 4 bits of its checkpoint, and the run says what it took; what is written wins."""
+    """gpt-oss fits one H100 in the 4 bits of its checkpoint, and the run says what it took, the version of its engine too; what is written wins."""
     data = {
         "schema": 1,
         "model": "gpt-oss-120b",
@@ -132,7 +132,9 @@ def test_a_model_that_was_released_narrow_is_served_so():
     }
     result = mpsim.simulate(Scenario.from_mapping(data))
     assert result.plan.weights == "mxfp4"
-    assert dict(result.sheet().sections[0].rows)["taken by default"] == "serving.weights: mxfp4"
+    rows = dict(result.sheet().sections[0].rows)
+    assert rows["taken by default"] == "serving.weights: mxfp4"
+    assert "vLLM from 0.14 on" in rows["engine"]
     wide = {**data["serving"], "weights": "bf16"}
     with pytest.raises(ScenarioError, match=r"or serving\.weights: mxfp4"):
         mpsim.simulate(Scenario.from_mapping({**data, "serving": wide}))
