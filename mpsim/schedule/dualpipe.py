@@ -1,4 +1,4 @@
-"""DualPipe: two pipelines in opposite directions, forwards beside the other's backwards.
+"""DualPipe: two pipelines in opposite directions, or a V, forwards beside the other's backwards.
 
 Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of
 the weights; half of the microbatches run each way. A forward and a backward of different
@@ -24,15 +24,22 @@ Microbatches 0 to m/2 - 1 go down the ranks and the others up.
 References
 ----------
 DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.1, Figure 5.
-deepseek-ai/DualPipe, README and dualpipe.py, commit 3da1bbea (order of the phases).
+deepseek-ai/DualPipe, README, dualpipe.py (order of the phases) and dualpipev.py, commit 3da1bbea.
+PyTorch 2.13, torch.distributed.pipelining.ScheduleDualPipeV.
 """
 
 from __future__ import annotations
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_chunk
+from mpsim.schedule.facts import (
+    Schedule,
+    check_counts,
+    check_even,
+    check_one_chunk,
+    check_two_chunks,
+)
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.stages import TwoWay
+from mpsim.schedule.stages import TwoWay, v_map
 from mpsim.schedule.tape import Tape, from_tapes
 
 _NAME = "dualpipe"
@@ -53,11 +60,7 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     check_one_chunk(_NAME, virtual_stages, instead="dualpipe-v")
     check_even(_NAME, "pp", pp, why="the two directions meet between two ranks")
     check_even(_NAME, "microbatches", microbatches, why="half of them run each way")
-    if microbatches < 2 * pp:
-        raise ScheduleError(
-            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed at least 2 pp; set "
-            f"microbatches to {2 * pp} or more"
-        )
+    _check_full(_NAME, pp, microbatches)
     ways = TwoWay(pp=pp, microbatches=microbatches)
     tapes = []
     for rank in range(pp):
@@ -65,7 +68,7 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
         if rank >= pp // 2:
             near, far = far, near
         place = min(rank, pp - 1 - rank)
-        tapes.append(dualpipe_rank(near, far, place, half=pp // 2, microbatches=microbatches // 2))
+        tapes.append(_phases(near, far, place, half=pp // 2, microbatches=microbatches // 2))
     return from_tapes(
         _NAME,
         tapes,
@@ -76,7 +79,40 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     )
 
 
-def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: int) -> Tape:
+def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
+    """Orders of DualPipeV: DualPipe's phases on a V, so that one copy of the weights is enough.
+
+    `microbatches`: per optimizer step, at least 2 pp. `virtual_stages`: 2.
+
+    Rank r holds stage r on the way down and stage 2p - 1 - r on the way up; the phases are those
+    above with h = r, H = p and n = m. Every rank holds 2p + 1 chunks. With blocks and times as
+    above the bubble is (p - 1)(F&B + B - 3W).
+
+    Examples
+    --------
+    >>> dualpipe_v(pp=1, microbatches=2).tokens()
+    [['0F0', '1F0', '0F1', '1B0', '(1F1;0B0)OVERLAP_F_B', '1B1', '0I1', '0W1']]
+    """
+    name = "dualpipe-v"
+    check_counts(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    check_two_chunks(name, virtual_stages)
+    _check_full(name, pp, microbatches)
+    tapes = [
+        _phases(rank, 2 * pp - 1 - rank, rank, half=pp, microbatches=microbatches)
+        for rank in range(pp)
+    ]
+    return from_tapes(name, tapes, microbatches=microbatches, stage_rank=v_map(pp))
+
+
+def _check_full(name: str, pp: int, microbatches: int) -> None:
+    if microbatches < 2 * pp:
+        raise ScheduleError(
+            f"{name}: got microbatches = {microbatches} with pp = {pp}; needed at least 2 pp; set "
+            f"microbatches to {2 * pp} or more"
+        )
+
+
+def _phases(near: int, far: int, place: int, *, half: int, microbatches: int) -> Tape:
     """The eight phases of one rank, see above.
 
     `near` and `far`: the rank's stages: 0 and 1 of the phases. `place`: h, ranks between this one
@@ -112,3 +148,4 @@ def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: i
 
 
 DUALPIPE = Schedule(_NAME, dualpipe, directions=2, fuses=True)
+DUALPIPE_V = Schedule("dualpipe-v", dualpipe_v, chunks=2, fuses=True)

@@ -1,4 +1,4 @@
-"""Schedules by name: one line here and one module each, imported when it is asked for.
+"""Schedules by name: one line here each, and a module that is imported when it is asked for.
 
 A module is named, not imported here: a command pays for the schedules it asks for.
 """
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 _SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
-        "gpipe": "gpipe.GPIPE",
-        "1f1b": "one_f_one_b.ONE_F_ONE_B",
+        "gpipe": "one_chunk.GPIPE",
+        "1f1b": "one_chunk.ONE_F_ONE_B",
         "interleaved-1f1b": "interleaved.INTERLEAVED_1F1B",
-        "eager-1f1b": "eager_1f1b.EAGER_1F1B",
+        "eager-1f1b": "one_chunk.EAGER_1F1B",
         "chimera": "chimera.CHIMERA",
-        "looped-bfs": "looped_bfs.LOOPED_BFS",
-        "zb-h1": "zb_h1.ZB_H1",
-        "interleaved-zb": "interleaved_zb.INTERLEAVED_ZB",
-        "zb-h2": "zb_h2.ZB_H2",
+        "looped-bfs": "interleaved.LOOPED_BFS",
+        "zb-h1": "one_chunk.ZB_H1",
+        "interleaved-zb": "interleaved.INTERLEAVED_ZB",
+        "zb-h2": "one_chunk.ZB_H2",
         "zb-1p": "search.zb_auto.ZB_1P",
         "zb-2p": "search.zb_auto.ZB_2P",
         "zb-v": "zb_v.ZB_V",
         "v-half": "search.v_block.V_HALF",
         "v-min": "search.v_block.V_MIN",
-        "seq-1f1b": "seq_1f1b.SEQ_1F1B",
+        "seq-1f1b": "one_chunk.SEQ_1F1B",
         "dualpipe": "dualpipe.DUALPIPE",
-        "dualpipe-v": "dualpipe_v.DUALPIPE_V",
+        "dualpipe-v": "dualpipe.DUALPIPE_V",
         "forward-only": "forward_only.FORWARD_ONLY",
         "auto": "search.synthesise.AUTO",
     }

@@ -118,7 +118,9 @@ def test_forwards_of_the_last_rank_alternate_from_the_start() -> None:
 
 def test_an_installed_package_offers_a_schedule(monkeypatch) -> None:
     """An entry point of the group mpsim.schedules is a schedule like any other, and takes no name of ours."""
-    entry = importlib.metadata.EntryPoint("mine", "mpsim.schedule.gpipe:GPIPE", "mpsim.schedules")
+    entry = importlib.metadata.EntryPoint(
+        "mine", "mpsim.schedule.one_chunk:GPIPE", "mpsim.schedules"
+    )
     ours = importlib.metadata.EntryPoint("1f1b", "nowhere:NOTHING", "mpsim.schedules")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: (entry, ours))
     forget()
