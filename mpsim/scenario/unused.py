@@ -99,8 +99,6 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
     "no orthogonal updates": lambda s: not s.software.optimizer.orthogonal_iterations,
     # of a service
     "no shared prefix": lambda s: not s.service.workload.shared_prefix,
-    "no sessions": lambda s: s.service.workload.turns == 1,
-    "no trace": lambda s: s.service.workload.trace is None,
     "no placed experts": lambda s: not s.service.engine.overrides.get("eplb"),
     "no blocks": lambda s: s.service.weights != "fp8_block",
     "one attention rank": lambda s: s.service.attention_dp == 1,

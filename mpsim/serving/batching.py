@@ -95,6 +95,8 @@ class Engine(ABC):
 
     reserves: ClassVar[bool] = False
     """Whether admission sets aside the blocks of the whole output: nothing is preempted then."""
+    finds_answers: ClassVar[bool] = True
+    """Whether a preempted request finds the tokens again that it has generated, too."""
     together: ClassVar[bool] = False
     """Whether a batch begins and ends as one, without a server before it."""
 
@@ -259,6 +261,7 @@ class Engine(ABC):
         """End an iteration; requests that gave their first token, and their last."""
         first: list[int] = []
         last: list[int] = []
+        self.cache.shrink()  # before what ends gives back the blocks that this iteration took
         if iteration.prompt_tokens:
             self._polled_at = self.decoding.iterations + (iteration.decodes > 0)
         if iteration.decodes:
@@ -277,7 +280,6 @@ class Engine(ABC):
                 self.cache.share(request, self._prompt[request])
             elif not self._begin(request, given=self._generated.get(request, 0) + 1):
                 last.append(request)
-        self.cache.shrink()
         return first, last
 
     def decode(self, iteration: Iteration) -> None:
@@ -310,6 +312,7 @@ class Engine(ABC):
             entry = [request, self.cache.hit(request, length)]
             brought, seconds = self.cache.bring(request, length)
             entry[1] += brought
+            entry[1] += self.cache.regain(request, entry[1], length)
             iteration.loading += seconds
             budget -= self._chunk(iteration, entry, tokens if not rules.chunked else budget)
             if entry[1] < length:
@@ -325,8 +328,9 @@ class Engine(ABC):
             request = self.victim()
             if request is None:
                 break
+            done = next((tokens for entry, tokens in self.partial if entry == request), 0)
             self.partial = [entry for entry in self.partial if entry[0] != request]
-            self._drop(request)
+            self._drop(request, done, leaves=self.rules.prefix_cache)
             self.waiting.appendleft(request)
             self.preempted += 1
             evicted = True
@@ -389,12 +393,15 @@ class Engine(ABC):
         self.decoding.begin(request, self._prompt[request] + given, left)
         return True
 
-    def _drop(self, request: int, *, keeps: bool = False) -> None:
+    def _drop(
+        self, request: int, tokens: int = 0, *, keeps: bool = False, leaves: bool = False
+    ) -> None:
         """Take a running request out and its blocks back; note the tokens that it has generated."""
-        tokens = 0
         if request in self.decoding.end_of:
             tokens = self.decoding.stop(request) - 1
             self._generated[request] = tokens + 1 - self._prompt[request]
         if keeps:
             self.cache.share(request, tokens)
-        self.cache.give_back(request, tokens)
+        # a state of its layers is not kept with them
+        found = tokens if self.finds_answers else min(tokens, self._prompt[request])
+        self.cache.give_back(request, tokens, found * (leaves and not self.rules.state_blocks))

@@ -2,7 +2,8 @@
 
 Prefixes are cached in whole units of prompts by their hash. A unit that no running request uses is
 idle: it stays until its blocks are needed, the least recently used out first: into the tiers below
-the device where there are any, from which it is brought back in place of being computed.
+the device where there are any, from which it is brought back in place of being computed. So do the
+blocks that a preempted request leaves, which it finds again, the last of them out first.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Blocks:
         self._size, self._hashes, self._unit = size, hashes, unit
         self._uses: dict[int, int] = {}  # running requests that use each cached unit
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        # of preempted requests, the earliest first: whole blocks they left, behind cached units
+        self._left: dict[int, tuple[int, int]] = {}
         self._below: list[tuple[Tier, OrderedDict[int, None]]] = [
             (tier, OrderedDict()) for tier in tiers
         ]
@@ -77,8 +80,11 @@ class Blocks:
         self.held[request] += need
         return tokens
 
-    def give_back(self, request: int, tokens: int = 0) -> None:
-        """Free what a request holds, that of so many tokens at least."""
+    def give_back(self, request: int, tokens: int = 0, left: int = 0) -> None:
+        """Free what a request holds, that of so many tokens at least; so many it may find again."""
+        if left:
+            behind = len(self.shared[request]) * self.unit_blocks
+            self._left[request] = behind, left // self._size - behind
         self.free += max(self.own(request, tokens), self.held.pop(request))
         del self._windows[request]
         self.reserved -= self._aside.pop(request)
@@ -132,6 +138,18 @@ class Blocks:
         self.hit_tokens += units * self._unit
         return units * self._unit
 
+    def regain(self, request: int, before: int, length: int) -> int:
+        """Tokens after so many that a preempted request of that length finds again."""
+        tokens = self._found(request, before, length) - before
+        self._left.pop(request, None)
+        return self.take(request, before, tokens)
+
+    def _found(self, request: int, before: int, length: int) -> int:
+        """Tokens that it has with what it left, where so many come before."""
+        behind, blocks = self._left.get(request, (0, 0))
+        end = min(behind + blocks, (length - 1) // self._size) * self._size
+        return max(before, end) if before >= behind * self._size else before
+
     def share(self, request: int, length: int) -> None:
         """Offer the whole units of so long a computed prompt to later requests."""
         if self._hashes is None:
@@ -145,25 +163,30 @@ class Blocks:
 
     def has_room(self, request: int, length: int, tokens: int, windows: int = 0) -> bool:
         """Whether so many tokens of a prompt and its windows fit beside what of it is cached."""
-        if self._hashes is None:
-            return -(-tokens // self._size) + windows <= self.free
         # idle units count as free: those that it hits are free no longer
-        units = self._hashes[request][: min(self.cached(request), (length - 1) // self._unit)]
-        reach = min(length, len(units) * self._unit + tokens)
+        most = 0 if self._hashes is None else min(self.cached(request), (length - 1) // self._unit)
+        units = self._hashes[request][:most] if self._hashes is not None else ()
+        found = self._found(request, most * self._unit, length)
+        reach = min(length, found + tokens)
         used = sum(unit not in self._idle for unit in units)
         return -(-reach // self._size) + windows - used * self.unit_blocks <= self.free
 
     def shrink(self, most: int | None = None) -> None:
-        """Drop idle units until they take no more than the free blocks, or than so many."""
+        """Drop what is idle until it takes no more than the free blocks, or than so many."""
         most = max(0, self.free if most is None else most)
-        while len(self._idle) * self.unit_blocks > most:
+        left = sum(blocks for _, blocks in self._left.values())
+        while self._idle and len(self._idle) * self.unit_blocks + left > most:
             unit, _ = self._idle.popitem(last=False)
             del self._uses[unit]
             self._sink(unit)
+        for request, (behind, blocks) in self._left.items() if left > most else ():
+            kept = max(0, blocks - max(0, left - most))
+            self._left[request], left = (behind, kept), left - blocks + kept
 
     def forget(self) -> None:
         """Drop all that is idle, of the device and below it."""
         self._below = [(tier, OrderedDict()) for tier, _ in self._below]
+        self._left.clear()
         while self._idle:
             del self._uses[self._idle.popitem(last=False)[0]]
 

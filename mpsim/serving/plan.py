@@ -29,6 +29,7 @@ from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork
 from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
+from mpsim.shipped import read_shipped
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
@@ -36,6 +37,12 @@ CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0
 _STREAM = 17  # of the seed: the requests are drawn from others
+
+
+def told(name: str, *values: object, **figures: object) -> str:
+    """A warning or a refusal in the words of data/told.yaml."""
+    words: str = read_shipped("mpsim.serving.data", "told.yaml")[name]
+    return words.format(*values, **figures)
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -469,32 +476,21 @@ class ServicePlan:
             yield from behind.problems()
         if self.given_blocks is None and memory.blocks == 0:
             fixed = memory.weights, memory.activations, memory.reserve
-            weights, activations, reserve, need, usable = (
-                f"{size / 1e9:.1f} GB" for size in (*fixed, sum(fixed), memory.usable)
-            )
-            other = f"raise tp or pp, or take narrower weights than {self.weights}"
-            yield Problem(
-                f"got {weights} of weights, {activations} of activations and {reserve} of reserve: "
-                f"{need} of {usable} usable on each of {self.tp * self.pp} "
-                f"{self.cluster.accelerator.name}, which leaves no cache; "
-                f"{self._changes_that_fit() or other}",
-                key=self.key,
-            )
+            sizes = (f"{size / 1e9:.1f} GB" for size in (*fixed, sum(fixed), memory.usable))
+            mend = self._changes_that_fit()
+            mend = mend or f"raise tp or pp, or take narrower weights than {self.weights}"
+            chip, ranks = self.cluster.accelerator.name, self.tp * self.pp
+            yield Problem(told("no_cache", *sizes, ranks=ranks, chip=chip, mend=mend), self.key)
         if message := self._wrong_draft():
             yield Problem(message, key="serving.speculation.draft")
         moe, copies = self.model.moe, self.engine.redundant_experts
         if moe is not None and self.engine.eplb and (moe.experts + copies) % self.ep:
-            message = (
-                f"got {copies}; needed a number that {moe.experts} experts and it divide by ep"
-                f" {self.ep}, such as {-moe.experts % self.ep}"
-            )
+            near = -moe.experts % self.ep
+            message = told("copies", copies=copies, experts=moe.experts, ep=self.ep, near=near)
             yield Problem(message, key=f"{self.key}.engine.redundant_experts")
         if behind is not None and behind.engine.block != self.engine.block:
-            message = (
-                f"got blocks of {self.engine.block} tokens, and of {behind.engine.block} in"
-                " prefill; needed the same: give block to both engines"
-            )
-            yield Problem(message, key=self.key)
+            own, other = self.engine.block, behind.engine.block
+            yield Problem(told("blocks", own=own, other=other), self.key)
 
     def _changes_that_fit(self) -> str:
         """The nearest change of each key alone that leaves room for a request of mean length."""
@@ -539,15 +535,10 @@ class ServicePlan:
             return f"no model {name!r}; {nearest(name, known)}"
         draft, inside = find_model(name), max(1, self.tp // self.attention_dp)
         if draft.vocab != self.model.vocab:
-            return (
-                f"got {name} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,}"
-                f" tokens of {self.model.name}, or mtp, or n-gram"
-            )
+            own = {"needed": self.model.vocab, "model": self.model.name}
+            return told("vocabulary", draft=name, vocab=draft.vocab, **own)
         if draft.heads % inside:
-            return (
-                f"got {name} with {draft.heads} heads, which {inside} ranks do not divide; lower"
-                " tp, or take another draft"
-            )
+            return told("draft_heads", draft=name, heads=draft.heads, ranks=inside)
         return ""
 
     def requests(self, count: int | None = None) -> Requests:
@@ -567,16 +558,9 @@ class ServicePlan:
         longest = 0 if requests is None else int(requests.prompt.max(initial=0))
         whole = not engine.chunked and not self.policy.together
         if whole and longest > engine.max_tokens:
-            raise ScenarioError(
-                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens:"
-                f" {engine.max_tokens:,} with chunked: false; needed the longest prompt to fit one"
-                " iteration: raise max_tokens, or chunk prompts"
-            )
+            raise ScenarioError(told("long_prompt", longest=longest, most=engine.max_tokens))
         if self.work.state is not None and engine.prefix_cache and requests and requests.hashes:
-            raise ScenarioError(
-                f"got prompts that share units, and layers of {self.model.name} that carry states,"
-                " whose reuse is not simulated; needed serving.engine.prefix_cache: false"
-            )
+            raise ScenarioError(told("shared_states", model=self.model.name))
         if requests is not None:
             self._require_room(requests, requests.output + self.rules.drafts, "an instance")
             if self.prefill is not None:
@@ -590,8 +574,5 @@ class ServicePlan:
         blocks = rules.state_blocks + np.ceil(kept / rules.block).astype(np.int64)
         tokens = tokens + blocks * rules.block
         if too_long := int((tokens > room).sum()):
-            raise ScenarioError(
-                f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has"
-                f" {tokens.max():,} tokens, {holder} holds {room:,}; raise tp or pp, take narrower"
-                " weights or kv, or shorten the requests"
-            )
+            figures = {"count": too_long, "of": len(requests), "longest": int(tokens.max())}
+            raise ScenarioError(told("no_room", **figures, holder=holder, room=room))

@@ -18,7 +18,7 @@ from mpsim.scenario.settled import longest_context
 from mpsim.serving.batching import Batch
 from mpsim.serving.cache import TIERS
 from mpsim.serving.confidence import distribution
-from mpsim.serving.plan import CACHE_BYTES, ServicePlan
+from mpsim.serving.plan import CACHE_BYTES, ServicePlan, told
 from mpsim.serving.requests import Served
 from mpsim.serving.tally import ACCOUNT, RowSums, Tally
 from mpsim.units import percent
@@ -209,39 +209,27 @@ def _warnings(
         yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"
     known = longest_context(plan.model.name)
     if tally.longest > known:
-        yield (
-            f"requests have up to {tally.longest:,} tokens, and {plan.model.name} was released for"
-            f" {known:,.0f}: an engine refuses longer ones unless it is told otherwise"
-        )
+        yield told("longest", longest=tally.longest, model=plan.model.name, known=known)
     rate = _rate(tally.finished, tally.seconds)
     if load.turns > 1 and load.rate is not None and rate < _CAME * load.rate:
         stay = load.turns * (tally.spreads["e2e"].mean + load.think_time)
-        yield (
-            f"{rate:.3g} requests came a second, not the {load.rate:g} stated: a session takes"
-            f" about {stay:.3g} s, and until the first have ended they are fewer; set warmup to"
-            f" {stay:.0f} s and requests to {math.ceil(3.0 * load.rate * stay):,} or more"
-        )
+        count = math.ceil(3.0 * load.rate * stay)
+        yield told("sessions", rate=rate, stated=load.rate, stay=stay, count=count)
     most = plan.replicas * plan.pp / plan.stream_time if plan.stream_time else math.inf
     if _rate(tally.output, tally.seconds) > _BUSY * most:
-        wider = 10 * plan.engine.stream_interval
-        yield (
-            f"one process an instance sends all answers, at most {most:,.0f} tokens a second in"
-            f" all: serving.engine.stream_interval: {wider} sends {wider} tokens in one piece"
-        )
+        yield told("one_process", most=most, wider=10 * plan.engine.stream_interval)
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:
-        yield (
-            f"{served.moved} requests lost their instance to an outage and went on elsewhere,"
-            " computed again"
-        )
+        yield told("moved", moved=served.moved)
     felt, short = served.preemptions, parts["idle_cache"]
-    lacks = [f"{felt} requests were preempted for lack of cache and computed again"] * bool(felt)
+    found = "preempted_found" if engine.prefix_cache else "preempted"
+    lacks = [told(found, preempted=felt)] * bool(felt)
     if short > _FELT * served.end:
-        lacks.append(f"requests waited for cache in {percent(short / served.end)} of the time")
+        lacks.append(told("waited", share=percent(short / served.end)))
     if lacks and CACHE_BYTES[plan.kv] > 1.0 and plan.given_blocks is None:
         tokens = plan.cache_tokens
-        lacks[-1] += f"; kv: fp8 holds {2 * tokens:,} tokens where {plan.kv} holds {tokens:,}"
+        lacks[-1] += told("narrow", twice=2 * tokens, kv=plan.kv, tokens=tokens)
     if lacks:
         yield ", ".join(lacks)
     if tally.share < plan.slo.share and tally.binding == "tpot":
@@ -262,6 +250,5 @@ def _long_chunks(plan: ServicePlan) -> Iterator[str]:
     tokens = min(most, prompt or most)
     fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
     if seconds(tokens) > limit and fitting:
-        text = f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms,"
-        text = f"{text} and hold up tokens whose limit is {1e3 * limit:.3g} ms"
-        yield f"{text}; max_tokens: {max(fitting):,} keeps it"
+        times = {"took": 1e3 * seconds(tokens), "limit": 1e3 * limit}
+        yield told("long_chunk", tokens=tokens, **times, fits=max(fitting))

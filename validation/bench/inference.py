@@ -388,7 +388,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if graphs := _first("graphs", cells):
         fields |= graphs["fields"]
         assumed.append(Assumed("engine", ", ".join(graphs["fields"]), graphs["why"]))
-    fields |= _flags(cells.text("server_flags"))
+    fields |= _flags(cells)
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
     elif "max_tokens" not in fields and not preset.chunked:
@@ -406,11 +406,14 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     return dataclasses.replace(preset, **fields)
 
 
-def _flags(text: str) -> dict[str, Any]:
+def _flags(cells: Cells) -> dict[str, Any]:
     """Fields that words of a server's flags state."""
     found: dict[str, Any] = {}
+    text = cells.text("server_flags")
     if interval := re.search(r"\bstream interval (\d+)", text):
         found["stream_interval"] = int(interval[1])
+    if "prefix cache off" in text or "no prefix cache" in cells.text("missing_or_assumed"):
+        found["prefix_cache"] = False
     if kernel := re.search(_EXPERT_KERNEL, text, re.IGNORECASE):
         found["expert_kernel"] = kernel[1].lower()
     return found

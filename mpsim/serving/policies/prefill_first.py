@@ -21,6 +21,7 @@ _RECHECK: Final = 16  # iterations it looks ahead for when a prompt can be admit
 class PrefillFirst(Budget):
     """Prompts go before decodes, and what is retracted is computed again."""
 
+    finds_answers = False  # release_req inserts nothing; prompts are in its tree since they ran
     _ratio_from = 0  # tick since which the share falls
 
     def form(self, iteration: Iteration) -> None:

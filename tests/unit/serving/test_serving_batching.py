@@ -64,15 +64,16 @@ def test_an_engine_that_polls_every_third_iteration_sees_a_request_then(jumps):
     assert steps_of(made, 1) == [(0, 4, 4, [])]
 
 
-def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
+@pytest.mark.parametrize(("prefix_cache", "computed"), [(False, 5), (True, 1)])
+def test_budget_scheduler_preempts_the_latest_and_computes_it_again(prefix_cache, computed):
     """Two requests of 4 + 5 tokens, blocks of 4, three blocks: both prompts fit, their fifth tokens need a block each and one is free.
 
     1: both prompts (8 tokens, 2 blocks)
     2: request 1 is preempted with one token generated; 0 decodes into the third... its second block; nobody is admitted
     3: request 1 waits for two blocks (4 + 1 tokens), one is free: 0 decodes alone until it ends with its fifth token
-    then 1 computes 5 tokens again and decodes the three that are left.
+    then 1 computes 5 tokens again, or finds the block that it left and computes the fifth, and decodes the three that are left.
     """
-    rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=64, block=4)
+    rules = BatchRules(prefix_cache=prefix_cache, scheduler="budget", max_tokens=64, block=4)
     made = engine(rules, 3, [4, 4], [5, 5])
     assert steps_of(made, 20) == [
         (0, 8, 2, []),
@@ -80,13 +81,23 @@ def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
         (1, 0, 2, []),
         (1, 0, 2, []),
         (1, 0, 2, [0]),
-        (0, 5, 2, []),
+        (0, computed, 2, []),
         (1, 0, 2, []),
         (1, 0, 2, []),
         (1, 0, 2, [1]),
     ]
     assert made.preempted == 1
     assert made.used == 0
+
+
+def test_blocks_of_a_preempted_request_go_to_whoever_needs_them():
+    """Two requests of 8 tokens in four blocks of 4: the second, preempted, leaves two blocks, of which the first takes one for its 9th token, and the other for its 13th."""
+    rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=64, block=4)
+    for output, computed in ((4, 5), (5, 5), (6, 9)):
+        made = engine(rules, 4, [8, 8], [output, 3])
+        assert steps_of(made, 9)[-2][:2] == (0, computed)
+        assert made.preempted == 1
+        assert made.cache.hit_tokens == 0  # of what requests share
 
 
 def test_a_cached_prefix_is_neither_computed_nor_stored_again():

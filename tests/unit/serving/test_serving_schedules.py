@@ -30,25 +30,25 @@ def _ten(rules, blocks, output, hashes=SHARED):
 
 
 def test_vllm_v1():
-    """Budget of 8 tokens, 6 blocks; A gives 4 tokens, B 7, C 2.
+    """Budget of 8 tokens, 6 blocks; A gives 4 tokens, B 8, C 2.
 
     1: 8 of A (2 blocks). 2: the last 2 of A (3), all of B (2). 3: A and B decode, 11 and 7 in the cache; C hits 8 tokens, computes 1 (1 block beside A's).
     4: all decode, 12, 8 and 10 in the cache; C has its 2. 5: A would write token 13 and B token 9, a block each, one is free: B, the latest, is preempted with 3 tokens given,
-    nobody is admitted; A has its 4. 6: 8 of B's 6 + 3. 7: the last one, and B's 4th token. 8 to 10: tokens 5 to 7, 10 to 12 in the cache.
+    nobody is admitted; A has its 4. 6: B finds the two blocks that it left and computes the last of its 6 + 3: its 4th token. 7 to 10: tokens 5 to 8, 10 to 13 in the cache.
     """
     rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=8, block=4)
-    steps, engine = _ten(rules, 6, [4, 7, 2])
+    steps, engine = _ten(rules, 6, [4, 8, 2])
     assert steps == [
         (0, 8, 2, []),
         (0, 8, 5, []),
         (2, 1, 6, []),
         (3, 0, 6, [C]),
         (1, 0, 4, [A]),
-        (0, 8, 2, []),
         (0, 1, 3, []),
         (1, 0, 3, []),
         (1, 0, 3, []),
-        (1, 0, 3, [B]),
+        (1, 0, 3, []),
+        (1, 0, 4, [B]),
     ]
     assert (engine.preempted, engine.cache.hit_tokens) == (1, 8)
 
@@ -58,7 +58,7 @@ def test_sglang():
 
     1: 8 of A. 2: 2 of A; B asks for 6 + 0.7 x 12 = 14.4 of 15 free ones. 3: C asks for 9 + 0.7 (6 + 11 + 2), more than is free, so A and B decode: 18 tokens, then 20, 22, 24.
     7: two are needed, one is free: B is retracted with 5 tokens given; A decodes, 15. 8: B asks for 11 + 0.7 (1 + 12) of 10: A decodes its last.
-    9: B hits its own unit and computes 7 of 11; C asks for 9 + 0.7 x 2 of 14, hits 8 and computes 1: 11 + 9 tokens. 10: both decode; C has its 2.
+    9: B finds its prompt, a unit and two tokens, and computes 5 of 11; C asks for 9 + 0.7 x 2 of 14, hits 8 and computes 1: 11 + 9 tokens. 10: both decode; C has its 2.
     """
     rules = BatchRules(prefix_cache=True, scheduler="prefill-first", max_tokens=8, block=1)
     steps, engine = _ten(rules, 25, [7, 12, 2], hashes=[(1, 2), (9,), (1, 2)])
@@ -71,7 +71,7 @@ def test_sglang():
         (2, 0, 24, []),
         (1, 0, 15, []),
         (1, 0, 16, [A]),
-        (0, 8, 20, []),
+        (0, 6, 20, []),
         (2, 0, 22, [C]),
     ]
     assert (engine.preempted, engine.cache.hit_tokens) == (1, 12)
