@@ -221,6 +221,16 @@ def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
     assert "no cluster keeps every bound" in answer.sheet().text()
 
 
+def test_a_cluster_without_a_layout_says_why_beside_the_chosen_one() -> None:
+    """The answer names the first cluster that has none of each reason, which only the count of them told of."""
+    answer = usual()
+    other = next(row for row in answer.options if row is not answer.best)
+    wrong = dataclasses.replace(other, entries={}, reason="no NIC; give one\nand more")
+    short = dataclasses.replace(answer, options=(answer.ranking[0], wrong, wrong))
+    told = [line for line in short.sheet().text().split("\n") if "no NIC" in line]
+    assert told == [f"without a layout: {wrong.name}: no NIC; give one"]
+
+
 def test_odds_over_a_search_that_was_cut_short_say_so() -> None:
     """Where the search of a rival ended early its best layout may be faster: the odds are those of what was found, and are called so."""
     answer = usual()

@@ -286,6 +286,10 @@ def _upgrades(design: Design) -> Section:
 
 
 def _below(design: Design) -> Iterator[str]:
+    reasons = {row.reason.split("\n")[0]: row.name for row in reversed(design.options)}
+    if design.best is not None:
+        told = [f"without a layout: {name}: {why}" for why, name in reasons.items() if why]
+        yield from told[::-1][:_TOLD]
     for flip in design.flips[:_TOLD]:
         yield f"with {flip.name} x {flip.times:.3g} as good: {flip.instead}"
     if design.rests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -80,8 +81,8 @@ class ServiceLayouts:
     ) -> None:
         self._base, self._given, self._most = scenario, given, accelerators
         self._pools = pools
-        self.refused = 0
-        """Combinations that the checks of a scenario refused, or that leave no cache."""
+        self.refused = Counter[str]()
+        """Combinations that the checks of a scenario refused, and those that leave no cache."""
         self.why = ""  # of the first of them
 
     def layouts(self) -> Iterator[ServiceLayout]:
@@ -89,13 +90,14 @@ class ServiceLayouts:
         for budget in self._budgets():
             for values in itertools.chain(self._alike(), self._splits() if self._pools else ()):
                 chosen = {**values, "max_tokens": budget}
+                scenario = self._scenario(chosen)
                 try:
-                    scenario = self._scenario(chosen)
                     keys = (AXES.get(axis, f"serving.disaggregated.{axis}") for axis in chosen)
                     named = dict(zip(keys, chosen.values(), strict=True))
                     yield ServiceLayout(named, scenario, make_service(scenario))
                 except MpsimError as error:
-                    self.refused, self.why = self.refused + 1, self.why or str(error)
+                    self.refused["refused" if scenario.problems else "room"] += 1
+                    self.why = self.why or str(error)
 
     def _alike(self) -> Iterator[dict[str, Any]]:
         """Instances of one kind."""
@@ -288,7 +290,7 @@ class Services(Space[_Candidate]):
             for layout in legal.layouts():
                 named = structs.replace(layout, values={**values, **layout.values})
                 layouts.append((place, named))
-            self.counts["refused"] += legal.refused
+            self.counts += legal.refused
             self._why = self._why or legal.why
         if layouts:
             yield Waiting((), [[layout] for layout in layouts])

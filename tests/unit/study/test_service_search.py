@@ -354,3 +354,10 @@ def test_a_bound_that_short_streams_keep_and_long_ones_refuse_is_left():
     judge = _Cliff(30.0)
     found = confirmed_rate(judge, rate.Rate(40.0, 40.0, {}, confirmed=False), 40.0)
     assert 28.0 < found.rate < 30.0
+
+
+def test_layouts_without_a_cache_are_told_from_those_that_are_none():
+    """Weights of 70 B in 16 bits leave no cache on one rank, and three divide no heads: two budgets of each."""
+    over = {"parallelism.tp": [1, 3, 4], "parallelism.pp": [1], "serving.weights": ["bf16"]}
+    found = search(_scenario("llama3-70b"), over, top=1, prune=False)
+    assert (found.counts["room"], found.counts["refused"]) == (2, 2)
