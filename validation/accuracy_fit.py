@@ -53,7 +53,7 @@ ROUNDS = 5
 COLOURS = ("black", "white")
 BOARD = ("model", "accelerator", "precision")  # columns whose cells are the squares
 WORTH = 0.0002  # growth of a half's mean error below which a rule or constant did nothing for it
-ANSWERS: Any = (kernels._answers, collectives._answers, blocks._division)
+ANSWERS: Any = (kernels._answers, collectives._answers, blocks._known)
 """What models of equal content remember."""
 HERE = Path(__file__).resolve().parent
 Floats = NDArray[np.float64]
