@@ -76,10 +76,14 @@ def _read_config(head: Head, options: Options) -> Imported:
 
 def _told_packed(ledger: Ledger) -> bool:
     """Say which format of a service has the weights as the checkpoint packs them, if one does."""
-    method, blocks = ledger.get(f"{_PACKED}.quant_method"), f"{_PACKED}.weight_block_size"
-    form = _rules()["packed"].get(f"{method} in blocks" if blocks in ledger else method)
+    method, layout = (ledger.get(f"{_PACKED}.{key}") for key in ("quant_method", "format"))
+    layout = layout or ledger.get(f"{_PACKED}.quant_algo")
+    layout = "in blocks" if f"{_PACKED}.weight_block_size" in ledger else layout
+    form = _rules()["packed"].get(f"{method} {layout}".lower()) or _rules()["packed"].get(method)
     if form is not None:
-        ledger.warn(f"weights are packed ({method}); of a service give serving.weights: {form}")
+        why = f"weights are packed ({method}); of a service give serving.weights: {form}"
+        ledger.served["serving.weights"] = form, why
+        ledger.warn(why)
     return form is not None
 
 
@@ -128,26 +132,19 @@ class _Reader:
             self._not_simulated(f"has state-space or linear attention layers ({recurrent})")
 
     def _not_simulated(self, why: str) -> None:
-        raise FormatError(
-            f"{self.ledger.file}: model_type {shown(self.kind)} {why}; this reader knows attention"
-            " and MLPs or experts only, so a step of it would be wrong. Give layers with a state"
-            " by hand (model.layer_pattern, model.state; presets such as qwen3-next-80b-a3b), or"
-            " describe a transformer of the same size under model: if that is near enough"
-        )
+        mend = _rules()["mend"]
+        raise FormatError(f"{self.ledger.file}: model_type {shown(self.kind)} {why}; {mend}")
 
     def _check_complete(self) -> None:
         """A type that is not in the table is read as the most usual one, if its sizes are there."""
         missing = [role for role in _NEEDED if self._key(role) is None]
         known = _rules()["types"]
         if missing:
-            raise FormatError(
-                f"{self.ledger.file}: model_type {shown(self.kind)} is unknown and the file has no"
-                f" {', '.join(missing)}; {nearest(self.kind, known)}"
+            why = (
+                f"is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
             )
-        why = (
-            f"model_type {shown(self.kind)} is unknown to mpsim; read as a {_GENERIC}: gated MLP,"
-            " RMS norms, no biases"
-        )
+            raise FormatError(f"{self.ledger.file}: model_type {shown(self.kind)} {why}")
+        why = f"model_type {shown(self.kind)} is unknown to mpsim; {_rules()['generic']}"
         self.ledger.note("model", why)
         self.ledger.warn(f"{why}; its parameters are not counted")
 

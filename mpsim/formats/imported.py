@@ -85,6 +85,8 @@ class Imported:
     # dotted keys of the scenario that the file cannot hold or leaves to its user
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what moves time or memory and is not simulated
+    # values that a service has and a training does not, each with the warning of one without it
+    served: Mapping[str, tuple[object, str]] = structs.field(default_factory=dict)
     # exact count of the model that the file describes: embeddings once where tied, no padding, no
     # multi-token prediction
     model_parameters: int | None = None

@@ -46,6 +46,7 @@ class Ledger:
         self.scenario: dict[str, object] = {}
         self.warnings: list[str] = []
         self.model_parameters: int | None = None
+        self.served: dict[str, tuple[object, str]] = {}
         self._lines = lines or {}
         self._origin: dict[str, str] = {}
         self._mapped: dict[tuple[str, str], Mapped] = {}
@@ -177,6 +178,7 @@ class Ledger:
             mapped=tuple(self._mapped.values()),
             missing=tuple(self._missing),
             warnings=tuple(self.warnings),
+            served=self.served,
             model_parameters=self.model_parameters,
         )
 

@@ -197,14 +197,10 @@ def _recognise(head: Head) -> Format:
             " torchtitan's two words, [parallelism] data_parallel_shard_degree and"
             " fsdp_reshard_after_forward, and import that as torchtitan"
         )
+    what = "nothing known wrote this"
     if head.is_object:
-        raise CalibrationError(
-            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything"
-            " else known; 'mpsim show formats' lists what can be read"
-        )
-    raise CalibrationError(
-        f"{head.path}: nothing known wrote this; 'mpsim show formats' lists what can be read"
-    )
+        what = "JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known"
+    raise CalibrationError(f"{head.path}: {what}; 'mpsim show formats' lists what can be read")
 
 
 @structs.dataclass(frozen=True, slots=True)

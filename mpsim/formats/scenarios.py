@@ -108,10 +108,17 @@ def over(imported: Imported, base: Path) -> Imported:
         below["parallelism"] = {key: value for key, value in mesh.items() if key != "dp"}
         why = "left out: what the cluster has room for, with the imported degrees"
         assumed += (Assumed("parallelism.dp", "", why),)
+    told = imported.warnings
+    if "serving" in below:  # the checkpoint's own, as another one's were before
+        for key, (value, warning) in imported.served.items():
+            above = laid(above, nested({key: value}))
+            lines[key] = f"{Path(imported.files[0]).name}, as packed"
+            told = tuple(text for text in told if text != warning)
     merged = laid(below, above)
     idle = "training." if "serving" in merged else "serving."
     missing = tuple(k for k in imported.missing if _at(merged, k) is ... and not k.startswith(idle))
-    return structs.replace(imported, scenario=merged, missing=missing, lines=lines, assumed=assumed)
+    found = structs.replace(imported, scenario=merged, missing=missing, assumed=assumed)
+    return structs.replace(found, lines=lines, warnings=told)
 
 
 def _at(scenario: Mapping[str, object], key: str) -> object:

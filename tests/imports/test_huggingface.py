@@ -150,6 +150,17 @@ def test_packed_weights_say_what_a_service_has_to_give(packed, form, config):
     assert warnings[0].endswith(f"serving.weights: {form}")
 
 
+def test_packed_weights_are_those_of_a_service_below(config, scenarios):
+    """Laid over a service the checkpoint's format takes the place of the one before; a training is warned."""
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    read = config(model_type="llama", quantization_config=packed, **SMALL)
+    serves = over(read, scenarios / "serving/llama3-70b-h100.yaml")
+    assert (serves.scenario["serving"]["weights"], serves.warnings) == ("w4a16", ())
+    trains = over(read, scenarios / "quickstart.yaml")
+    assert "serving" not in trains.scenario
+    assert trains.warnings == read.warnings != ()
+
+
 def test_a_model_laid_over_a_service_misses_nothing_of_a_training(config, scenarios):
     """A service has no global batch."""
     read = over(config(model_type="llama", **SMALL), scenarios / "serving/llama3-8b-h100.yaml")
