@@ -412,7 +412,7 @@ def _queued(
     gathers, reduces = [_NOTHING] * len(segments), [_NOTHING] * len(segments)
     if len(segments) == 1:
         return gathers
-    ahead = [load(segment.gathers, rank, gather=True) for segment in segments[1:]]
+    ahead = (load(segment.gathers, rank, gather=True) for segment in segments[1:])
     if plan.gathers_units and plan.units_in_flight > 1:
         gathers[:-1] = ahead
     elif plan.gathers_beside:

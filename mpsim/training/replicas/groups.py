@@ -137,36 +137,28 @@ def rooted_kind(kind: str) -> str:
     return _ROOTED.get(kind, kind)
 
 
-class CollectiveColumns(NamedTuple):
-    """Seconds of collectives, bytes a rank sends on scale-up and on scale-out links [n]."""
-
-    seconds: Floats
-    up: Floats
-    out: Floats
-
-
 def collective_columns(
     model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape], owners: int = 0
-) -> CollectiveColumns:
-    """Time and traffic of collectives.
+) -> Floats:
+    """Seconds of collectives, bytes a rank sends on scale-up and on scale-out links [3, n].
 
     `kind`: as the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective
     of a share for each member. `size` (float64[n]): whole tensor [B]. `owners`: members that own a
     share at most; 0 for all.
     """
-    seconds, up, out = np.zeros((3, len(size)))
-    numbers: dict[GroupShape, int] = {}
-    which = np.array([numbers.setdefault(shape, len(numbers)) for shape in shapes], dtype=np.int64)
-    for shape, number in numbers.items():
-        mine = which == number
-        distinct = np.array(sorted(set(size[mine].tolist())))
-        index = np.searchsorted(distinct, size[mine])
+    columns, whole, places = (
+        np.zeros((3, len(size))),
+        rooted_kind(kind),
+        dict[GroupShape, list[int]](),
+    )
+    for place, shape in enumerate(shapes):
+        places.setdefault(shape, []).append(place)
+    for shape, mine in places.items():
         times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
-        whole = rooted_kind(kind)
-        seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
-        sent = model.wire_bytes(whole, distinct / times, shape)
-        up[mine], out[mine] = (times * column[index] for column in sent)
-    return CollectiveColumns(seconds, up, out)
+        each = size[mine] / times
+        columns[0, mine] = times * model.seconds(whole, each, shape)
+        columns[1:, mine] = times * np.stack(model.wire_bytes(whole, each, shape))
+    return columns
 
 
 def collective_of(plan: Plan, *, gather: bool) -> tuple[str, float]:
@@ -231,19 +223,15 @@ def collective_prices(
     whole tensor [B]. `beyond` (float64[n]): time each takes beyond the collective itself [s].
     `between`: whether holders of one share meet.
     """
-    seconds, up, out = np.zeros((3, len(size)))
-    for kind in sorted(set(kinds.tolist())):
-        mine = kinds == kind
+    columns, places = np.zeros((3, len(size))), dict[tuple[str, int], list[int]]()
+    for place, key in enumerate(zip(kinds.tolist(), costs.alike[rank].tolist(), strict=True)):
+        places.setdefault(key, []).append(place)
+    for (kind, first), mine in places.items():
         members = group.everyone if kind == "all_reduce" else group.inside
         members, owners = (group.between, 0) if between else (members, group.owners)
-        alike = costs.alike[rank[mine]]
-        shapes = {first: members(first) for first in set(alike.tolist())}
-        for model in costs.models(alike.tolist()):
-            same = np.array([costs.of(first).collectives is model for first in alike.tolist()])
-            chosen = np.flatnonzero(mine)[same]
-            groups = [shapes[first] for first in alike[same].tolist()]
-            columns = collective_columns(model, kind, size[chosen], groups, owners)
-            seconds[chosen], up[chosen], out[chosen] = columns
+        shapes, model = [members(first)] * len(mine), costs.of(first).collectives
+        columns[:, mine] = collective_columns(model, kind, size[mine], shapes, owners)
+    seconds, up, out = columns
     return Prices(ticks(seconds + beyond), up, out, size)
 
 
