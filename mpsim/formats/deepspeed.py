@@ -28,13 +28,10 @@ from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 
 _NAME: Final = "deepspeed"
-_OWN: Final = (
-    "zero_optimization",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-)
-_TOTAL, _MICRO, _STEPS = _OWN[1:]
+_ZERO, _TOTAL = "zero_optimization", "train_batch_size"
+_MICRO, _STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_OWN: Final = (_ZERO, _TOTAL, _MICRO, _STEPS)
+_SHARE: Final = f"{_ZERO}.offload_optimizer.ratio"
 
 
 def _is_config(head: Head) -> bool:
@@ -133,6 +130,8 @@ def _read_sharding(ledger: Ledger) -> int:
             ledger.refuse(f"{ledger.place(row.name)}: {why}")
     if where == "nvme":
         ledger.put(last, "parallelism.offload_to", where)
+    elif "optimizer" in last and isinstance(share := ledger.get(_SHARE), float):
+        ledger.put(_SHARE, "parallelism.offload_fraction", share)
     return stage
 
 
@@ -141,8 +140,7 @@ def _read_precision(ledger: Ledger, auto: Sequence[str]) -> None:
     rows = keys_to(_NAME, "training.precision")
     on = [row for row in rows if ledger.switch(row.name)]
     if len({row.says for row in on}) > 1:
-        names = " and ".join(row.name for row in on)
-        ledger.refuse(f"{names} contradict each other; keep one")
+        ledger.refuse(f"{' and '.join(row.name for row in on)} contradict each other; keep one")
     if on:
         ledger.put(on[0].name, on[0].to, on[0].says)
     elif not any(row.name in auto for row in rows):

@@ -239,8 +239,7 @@ def _read_recompute(given: Reading) -> None:
         how = "selective"
     how = "full" if old else how
     if how not in (None, "full", "selective"):
-        why = f"got {shown(how)}; needed full or selective"
-        given.refuse("recompute-granularity", why)
+        given.refuse("recompute-granularity", f"got {shown(how)}; needed full or selective")
         return
     names = ["recompute-granularity", "recompute-activations", *old]
     given.put(names, "training.recompute", how or "none")
@@ -254,13 +253,15 @@ def _read_recompute(given: Reading) -> None:
 
 
 def _read_modules(given: Reading) -> None:
-    modules = given.values.get("recompute-modules")
+    modules, more = given.values.get("recompute-modules"), given.on("moe-layer-recompute")
     if modules is None or modules is True:
-        return
+        modules = "core_attn" if more else ""
     listed = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
+    listed = [*listed, "moe"] if more and "moe" not in listed else listed
     known = [module for module in listed if module in _MODULES]
     if known:
-        given.put("recompute-modules", "training.recompute_modules", known)
+        names = ["recompute-modules", "moe-layer-recompute"]
+        given.put(names, "training.recompute_modules", known)
     if len(known) < len(listed):
         others = ", ".join(str(module)[:20] for module in listed if module not in _MODULES)
         given.ledger.warn(f"{given.place('recompute-modules')}: {others} are not simulated")

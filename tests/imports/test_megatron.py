@@ -93,6 +93,11 @@ def test_every_flag_has_a_fate(first, script):
         ("--swiglu", "model.ffn_hidden", 1344),
         ("--checkpoint-activations --checkpoint-num-layers 2", "training.recompute_layers", 2),
         ("--recompute-activations", "training.recompute", "selective"),
+        (
+            "--recompute-granularity selective --recompute-modules moe_act --moe-layer-recompute",
+            "training.recompute_modules",
+            ["moe_act", "moe"],
+        ),
         ("--bf16 --fp8-format e4m3 --fp8-recipe blockwise", "training.precision", "fp8_block"),
         ("--num-experts 8 --moe-layer-freq '([0]*3+[1]*5)'", "model.moe.dense_layers", 3),
         ("--num-experts 8 --tensor-model-parallel-size 2", "parallelism.etp", 2),

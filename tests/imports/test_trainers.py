@@ -174,6 +174,17 @@ def test_torchtitan_refuses_by_name(old, new, word, given):
             "framework.gradient_overlap",
             "never",
         ),
+        (
+            {
+                "train_batch_size": 16,
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "cpu", "ratio": 0.3},
+                },
+            },
+            "parallelism.offload_fraction",
+            0.3,
+        ),
         ({"train_batch_size": 16, "fp16": {"enabled": "true"}}, "training.precision", "fp16"),
     ],
 )

@@ -183,6 +183,14 @@ def check_service_positions(scenario: Written) -> Iterator[Problem]:
         yield mistake("request_positions", scenario, length=length)
 
 
+def check_service_prefix(scenario: Written) -> Iterator[Problem]:
+    """Refuse a shared prefix that no prompt is longer than, which nothing would share."""
+    load = scenario.service.workload
+    drawn = load.trace is None and load.turns == 1 and load.prompt.kind != "lognormal"
+    if drawn and load.shared_prefix >= load.prompt.tokens:
+        yield mistake("long_prefix", scenario)
+
+
 def check_service_heads(scenario: Written) -> Iterator[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, wrong = scenario.transformer, []

@@ -100,3 +100,18 @@ def test_formats_that_others_name_lead_to_ours(word):
     """No spelling of w4a16 is near, and int8 is not what was meant."""
     with pytest.raises(ScenarioError, match="did you mean 'w4a16'"):
         served({}, {"weights": word})
+
+
+def test_a_prefix_that_no_prompt_is_longer_than_is_refused():
+    """Prompts of 500 tokens, the prefix among them, share nothing of 2,000; lengths that vary may."""
+    load = {"rate": 1.0, "prompt": 500, "shared_prefix": 2000}
+    given = {
+        "schema": 1,
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "serving": {"workload": load},
+    }
+    with pytest.raises(ScenarioError, match="2000 tokens of prompts that have 500"):
+        Scenario.from_mapping(given)
+    load["prompt"] = {"kind": "lognormal", "tokens": 500, "spread": 2.0}
+    Scenario.from_mapping(given)
