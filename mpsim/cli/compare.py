@@ -67,8 +67,7 @@ def compare(
         sides.append(_result(a, reading, *vs))
     comparisons = [compare_results(first, side, tokens=tokens) for side in sides]
     if as_json:
-        told = comparisons[0].to_json()
-        more = [comparison.to_json() for comparison in comparisons[1:]]
+        told, *more = [comparison.to_json() for comparison in comparisons]
         print_json({**told, "others": more} if more else told)
     else:
         for number, comparison in enumerate(comparisons):

@@ -30,6 +30,8 @@ def explain(
     from mpsim.explain import explain as run_explain
     from mpsim.simulate import simulate_step
 
+    if scenarios := [trace for trace in traces if trace.suffix in (".yaml", ".yml")]:
+        raise wrong(f"got {scenarios[0]}; the scenario comes first, recordings behind it", "TRACE")
     scenario = reading.load(file)
     if scenario.serves:
         raise ScenarioError(f"{file}: serves; a recorded step is explained by a training step")
@@ -44,7 +46,6 @@ def explain(
 
         if told.recorded is None:
             raise wrong("a log has no timeline; leave it out", "--plot")
-        titles = (f"simulated: {told.scenario}", "recorded")
-        both = (result.timeline, told.recorded.timeline)
-        draw(timelines_chart(titles, both, shaded=told.shaded), plot)
+        both = {f"simulated: {told.scenario}": result.timeline, "recorded": told.recorded.timeline}
+        draw(timelines_chart([*both], [*both.values()], shaded=told.shaded), plot)
     print_answer(told, as_json=as_json)

@@ -291,3 +291,10 @@ def test_an_explanation_is_a_part_of_a_page_and_its_picture_shades_what_differs(
     assert float(next(iter(before.values()))[0, 1]) == pytest.approx(told.measured)
     spans = after["extra recompute"]
     assert 0.05 < float((spans[:, 1] - spans[:, 0]).sum()) < told.measured
+
+
+def test_recordings_before_the_scenario_are_told_to_change_places(mpsim_cli):
+    """Not that a recording has no key of a scenario."""
+    outcome = mpsim_cli("explain", "rank0.json", str(REAL / "clean" / "scenario.yaml"))
+    assert outcome.code == 2
+    assert "the scenario comes first" in outcome.err
