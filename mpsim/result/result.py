@@ -22,6 +22,7 @@ from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation, used_of
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
+from mpsim.scenario.settled import homeless
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
 
@@ -55,9 +56,13 @@ class Pictures(Protocol):
 
 
 def told_of(scenario: Scenario) -> list[str]:
-    """Warnings before anything runs: keys without effect, caps and NICs that no board can have."""
-    caps = unheld_caps(each.accelerator for each in scenario.clusters)
-    return [*unused(scenario), *caps, *unlikely_nics(scenario.clusters)]
+    """Warnings before anything runs: keys without effect, caps and NICs that no board can have,
+    chips that no such stack runs on.
+    """
+    chips = [each.accelerator for each in scenario.clusters]
+    strange = [] if scenario.serves else homeless(scenario.framework.preset, chips)
+    told = [*unused(scenario), *unheld_caps(chips), *unlikely_nics(scenario.clusters)]
+    return [*told, *strange]
 
 
 @structs.dataclass(frozen=True, eq=False, repr=False)

@@ -10,9 +10,10 @@ is replaced by the one that means it here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
+from mpsim.framework import SelectiveRecompute, framework_line, selective_of, settled_keys
+from mpsim.hardware import Accelerator
 from mpsim.scenario.paths import Data, assign, copied, expand_shorthand
 from mpsim.shipped import read_shipped
 
@@ -75,6 +76,22 @@ def longest_context(model: str) -> float:
     """Tokens of a sequence that a model of the catalog was released for; inf of any other."""
     known = read_shipped("mpsim.scenario.data", "released.yaml")["context"]
     return float(known.get(model, math.inf))
+
+
+def homeless(stack: str, chips: Iterable[Accelerator]) -> list[str]:
+    """Say where a stack is simulated on accelerators that it was not written for, and take one that
+    was: habits and kernels are those of nobody's run.
+    """
+    homes: Mapping[str, list[str]] = read_shipped("mpsim.scenario.data", "homes.yaml")["homes"]
+    preset, _ = framework_line(stack)
+    own = next((family for family, stacks in homes.items() if preset in stacks), "")
+    words = {
+        chip.family: f"{stack} was not written for {chip.name}, and is simulated all the same"
+        + (f"; take {' or '.join(homes[chip.family][:2])}" if chip.family in homes else "")
+        for chip in chips
+        if preset and own != (chip.family if chip.family in homes else "")
+    }
+    return [f"framework: {text}" for text in words.values()]
 
 
 def _meant(data: Data) -> dict[str, object]:

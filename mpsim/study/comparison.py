@@ -251,7 +251,7 @@ def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
 
 
 def _said(data: Data) -> dict[str, object]:
-    """What a file says of each key, and is settled by it: model, not model.preset."""
+    """Values by key that a file says or leaves to be settled: of model, not of model.preset."""
     said = flat({key: data[key] for key in data if key not in _UNSAID}) | settled_by(data)
     for key, value in list(said.items()):
         section, _, name = key.rpartition(".")

@@ -239,7 +239,7 @@ def _waits_for_host(result: Result, plan: Plan, waits: float) -> list[str]:
     said = ["more than a tenth of the step waits for the host to launch kernels"]
     several = routing is not None and routing.experts > plan.layout.mesh.ep
     if several and not software.experts.grouped_gemm:
-        said.append("framework.grouped_gemm: true launches the experts of a layer at once")
+        said.append("framework.grouped_gemm: true is one kernel for all experts of a rank")
     if software.host.launch_cost:
         said.append("framework.launch_cost: 0 us is that of CUDA graphs, where the stack has them")
     if plan.orders.microbatches > 1:

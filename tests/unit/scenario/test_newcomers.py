@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 import mpsim
 from mpsim.errors import nearest
+from mpsim.framework import framework_names
+from mpsim.hardware import accelerator, accelerator_names
 from mpsim.result.result import told_of
 from mpsim.scenario import Scenario
 from mpsim.scenario.schema import known_keys
@@ -207,3 +210,29 @@ def test_a_step_that_waits_for_its_launches_says_what_mends_it(base):
     for mend in ("CUDA graphs", "grouped_gemm: true", "a larger training.micro_batch (1)"):
         assert mend in eager
     assert "CUDA graphs" not in graph
+
+
+@pytest.mark.parametrize(
+    ("stack", "chips", "words"),
+    [
+        ("torchtitan-2025", "tpu-v6e", "not written for tpu-v6e, .*; take maxtext-tpu"),
+        ("megatron-lm", "aws-trn2", "not written for trainium2, .*; take neuronx-distributed"),
+        ("maxtext", "dgx-h100", "maxtext was not written for h100-sxm"),
+        ("maxtext-tpu", "tpu-v6e", ""),
+        ("torchtitan-2025", "mi300x-8", ""),
+        ("neuronx-distributed", "aws-trn2", ""),
+    ],
+)
+def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, base):
+    """A plan of Megatron-LM on TPUs is nobody's run; stacks of GPUs run on all GPUs."""
+    sets = [f"framework={stack}", f"cluster={{preset: {chips}, nodes: 4}}", "schedule=1f1b"]
+    sets += ["parallelism.tp=1", "parallelism.pp=1", "training.global_batch=256"]
+    told = " ".join(told_of(mpsim.load(base, set=sets)))
+    assert re.search(words, told) if words else "not written for" not in told
+
+
+def test_homes_are_stacks_and_families_of_the_catalog():
+    """What was renamed would warn of nothing."""
+    homes = read_shipped("mpsim.scenario.data", "homes.yaml")["homes"]
+    assert set(homes) <= {accelerator(name).family for name in accelerator_names()}
+    assert set(itertools.chain(*homes.values())) <= set(framework_names())
