@@ -48,13 +48,21 @@ class Split(NamedTuple):
     others: dict[str, tuple[object, ...]]
 
 
+# axes that a scenario may leave out for mpsim to fill in
+_OPEN = ("virtual_stages", "layers_per_stage", "modules", "replicas", "max_tokens")
+
+
 def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) -> Split:
-    """Values of axes by name, and the others. ScenarioError for a key without values."""
+    """Values of axes by name, and the others. ScenarioError for a key without values, or with null
+    for an axis that mpsim does not fill in.
+    """
     names = {key: axis for axis, key in axes.items()}
     split = Split({}, {})
     for key, values in over.items():
         if not values:
             raise ScenarioError(f"no values to search over for {key}; give at least one")
+        if None in values and names.get(key, _OPEN[0]) not in _OPEN:
+            raise ScenarioError(f"got null for {key}, which a search varies; name each value")
         if key in names:
             split.axes[names[key]] = tuple(dict.fromkeys(values))
         else:

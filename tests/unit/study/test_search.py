@@ -166,6 +166,7 @@ def test_what_was_bounded_and_not_simulated_bounds_what_is_missed(scenario, monk
         ({"max_memory": 0.0}, "max_memory"),
         ({"over": {"parallelism.dp": [2]}}, "follows"),
         ({"over": {"parallelism.tp": []}}, "no values"),
+        ({"over": {"parallelism.zero": [None, 1]}}, "got null for parallelism.zero"),
         ({"over": {"parallelism.tp": [7]}}, "no legal layout"),
         ({"over": {"schedule.name": ["auto"]}}, "auto"),
     ],
