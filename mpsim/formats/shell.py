@@ -273,7 +273,7 @@ class _Shell:
         """The words of one written word: unquoted variables are split, arrays give one each."""
         words = [_Value("", 0)]
         is_written = not token.text  # "" is a word
-        for piece in re.split(f"({_MARK.pattern})", token.text):
+        for piece in filter(None, re.split(f"({_MARK.pattern})", token.text)):
             part = self._part(piece) if _MARK.fullmatch(piece) else None
             if part is None or part.kind == "unknown":
                 added = [_Value(piece, token.line)]

@@ -310,3 +310,9 @@ def test_the_era_is_where_all_flags_were():
         isinstance(flag, Flag) and flag.first in tags() and flag.last in tags()
         for flag in flags().values()
     )
+
+
+def test_the_first_word_of_an_array_keeps_its_line(script):
+    """Not that of the launch that the array is written in."""
+    text = f'ARGS=(\n    --num-layers 8\n    {BASE.split("8", 1)[1]}\n)\n{LAUNCH} "${{ARGS[@]}}"\n'
+    assert script(text, plain=False).lines["model.layers"] == "train.sh:2 --num-layers"
