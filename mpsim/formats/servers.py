@@ -84,10 +84,11 @@ def _engine(table: Mapping[str, Any], text: str) -> tuple[str, str]:
     return known.name if known is not None else table["engine"], version
 
 
-def _containers(node: object, replicas: object = None) -> Iterator[str]:
-    """Commands of the containers of Kubernetes or Compose, each behind its image."""
+def _containers(node: object, replicas: object = None) -> Iterator[tuple[str, str]]:
+    """Images of the containers of Kubernetes or Compose, and the command of each."""
     if isinstance(node, Mapping):
-        replicas = node.get("replicas", replicas)
+        own = deploy if isinstance(deploy := node.get("deploy"), Mapping) else node
+        replicas = own.get("replicas", replicas)
         image, *said = (node.get(key) for key in ("image", "command", "args"))
         lists = (shlex.split(part) if isinstance(part, str) else part or () for part in said)
         words = [*map(str, itertools.chain(*lists))]
@@ -96,7 +97,7 @@ def _containers(node: object, replicas: object = None) -> Iterator[str]:
             more = f" --replicas {replicas}" if replicas else ""
             inside = more if "-c" in words else ""  # of a script in a word
             words[-1] += inside
-            yield shlex.join([*starts, *words]) + (more if not inside else "")
+            yield str(image), shlex.join([*starts, *words]) + (more if not inside else "")
         node = [*node.values()]
     if isinstance(node, list):
         for inner in node:
@@ -108,10 +109,12 @@ def _script(head: Head) -> str:
     text = head.read("a launch line", _LARGEST)
     if head.path.suffix not in (".yaml", ".yml"):
         return text
-    parts = (part for part in re.split(r"(?m)^---.*$", text) if part.strip())
-    return "\n".join(
-        line for part in parts for line in _containers(parse_document(part, str(head.path)).data)
-    )
+    rows = [""] * (text.count("\n") + 1)  # each command on the line of its image
+    for part in filter(str.strip, re.split(r"(?m)^---.*$", text)):
+        for image, line in _containers(parse_document(part, str(head.path)).data):
+            place = text[: text.find(image)].count("\n")
+            rows[place] += f"; {line}" if rows[place] else line
+    return "\n".join(rows)
 
 
 def _stated(name: str, head: Head) -> dict[str, Word]:
@@ -339,10 +342,8 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
     own, tp = int(values["serving.attention_dp"]), int(values["parallelism.tp"])
     values |= {to: values[to] * own for to in tables.table_of(name)["shared"] if to in values}
     if name == "vllm":
-        values |= {
-            "parallelism.tp": tp // own,
-            "parallelism.ep": values["parallelism.ep"] == tp > 1,
-        }
+        values["parallelism.tp"] = tp // own
+        values["parallelism.ep"] = values["parallelism.ep"] == tp > 1
     if own == 1:
         del values["serving.attention_dp"]
     done: set[str] = set()

@@ -109,7 +109,9 @@ def test_a_deployment_of_kubernetes_is_its_containers_line(tmp_path, runs):
         "spec:\n  replicas: 3\n  template:\n    spec:\n      containers:\n"
         f"      - image: vllm/vllm-openai:v0.10.1.1\n        {runs}\n"
     )
-    values = flat(read(path).scenario)
+    found = read(path)
+    assert found.lines["parallelism.tp"] == "serve.yaml:6 tensor-parallel-size"
+    values = flat(found.scenario)
     expected = {
         "model.preset": "qwen3-8b",
         "parallelism.tp": 2,
@@ -118,6 +120,16 @@ def test_a_deployment_of_kubernetes_is_its_containers_line(tmp_path, runs):
         "serving.replicas": 3,
     }
     assert expected.items() <= values.items()
+
+
+def test_replicas_of_compose_stand_beside_the_command(tmp_path):
+    """Compose counts containers in `deploy`, behind what each runs."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "services:\n  a:\n    image: vllm/vllm-openai:v0.12.0\n"
+        "    command: --model Qwen/Qwen3-8B -tp 2\n    deploy: {replicas: 2}\n"
+    )
+    assert flat(read(path).scenario)["serving.replicas"] == 2
 
 
 def test_options_of_a_file_stand_behind_those_of_the_line(launched, tmp_path):
