@@ -79,12 +79,15 @@ def _told_packed(ledger: Ledger) -> bool:
     method, layout = (ledger.get(f"{_PACKED}.{key}") for key in ("quant_method", "format"))
     layout = layout or ledger.get(f"{_PACKED}.quant_algo")
     layout = "in blocks" if f"{_PACKED}.weight_block_size" in ledger else layout
-    form = _rules()["packed"].get(f"{method} {layout}".lower()) or _rules()["packed"].get(method)
-    if form is not None:
-        why = f"weights are packed ({method}); of a service give serving.weights: {form}"
-        ledger.served["serving.weights"] = form, why
-        ledger.warn(why)
-    return form is not None
+    packed, bits = _rules()["packed"], _rules()["bits"]
+    form = packed.get(f"{method} {layout}".lower()) or packed.get(method)
+    widths = (ledger.get(f"{_PACKED}.{key}") for key in bits.get(form, ()))
+    if form is None or any(width not in (None, 4) for width in widths):
+        return False  # such as GPTQ of 8 bits, which no format of a service is
+    why = f"weights are packed ({method}); of a service give serving.weights: {form}"
+    ledger.served["serving.weights"] = form, why
+    ledger.warn(why)
+    return True
 
 
 @structs.dataclass(slots=True)

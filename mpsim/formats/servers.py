@@ -84,24 +84,27 @@ def _engine(table: Mapping[str, Any], text: str) -> tuple[str, str]:
     return known.name if known is not None else table["engine"], version
 
 
-def _containers(node: object, replicas: object = None) -> Iterator[tuple[str, str]]:
+def _containers(node: object, path: Path, replicas: object = None) -> Iterator[tuple[str, str]]:
     """Images of the containers of Kubernetes or Compose, and the command of each."""
     if isinstance(node, Mapping):
         own = deploy if isinstance(deploy := node.get("deploy"), Mapping) else node
         replicas = own.get("replicas", replicas)
         image, *said = (node.get(key) for key in ("image", "command", "args"))
-        lists = (shlex.split(part) if isinstance(part, str) else part or () for part in said)
-        words = [*map(str, itertools.chain(*lists))]
+        try:
+            lists = [shlex.split(part) if isinstance(part, str) else part for part in said]
+        except ValueError:
+            text = f"{path}: got an open quote in the command of image {shown(image)}; close it"
+            raise FormatError(text) from None
+        words = [str(word) for part in lists if isinstance(part, list) for word in part]
         if image is not None and words:
             starts = [str(image)] if words[0].startswith("-") else []  # else it runs the words
             more = f" --replicas {replicas}" if replicas else ""
-            inside = more if "-c" in words else ""  # of a script in a word
-            words[-1] += inside
-            yield str(image), shlex.join([*starts, *words]) + (more if not inside else "")
+            words[-1] += more if (inside := "-c" in words) else ""  # of a script in a word
+            yield str(image), shlex.join([*starts, *words]) + ("" if inside else more)
         node = [*node.values()]
     if isinstance(node, list):
         for inner in node:
-            yield from _containers(inner, replicas)
+            yield from _containers(inner, path, replicas)
 
 
 def _script(head: Head) -> str:
@@ -111,7 +114,8 @@ def _script(head: Head) -> str:
         return text
     rows = [""] * (text.count("\n") + 1)  # each command on the line of its image
     for part in filter(str.strip, re.split(r"(?m)^---.*$", text)):
-        for image, line in _containers(parse_document(part, str(head.path)).data):
+        data = parse_document(part, str(head.path)).data
+        for image, line in _containers(data, head.path):
             place = text[: text.find(image)].count("\n")
             rows[place] += f"; {line}" if rows[place] else line
     return "\n".join(rows)
@@ -348,16 +352,12 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
         del values["serving.attention_dp"]
     done: set[str] = set()
     for row in keys(name):
-        value = values.get(row.to)
+        value, is_said = values.get(row.to), row.to in done or row.to.startswith(_DRAFTING)
         if row.when == _IN_FILE:
             continue
         if row.name == "enable-dp-attention" and own > 1:
             value = True
-        elif (
-            (value in (None, False) and row.says is None)
-            or row.to in done
-            or row.to.startswith(_DRAFTING)
-        ):
+        elif is_said or (value in (None, False) and row.says is None):
             continue
         option = f"--{row.name}" if name != "trtllm" else f"--{row.name.replace('-', '_')}"
         word = row.word(value) if row.kind == "word" else value

@@ -129,8 +129,9 @@ def said(data: Data) -> dict[str, object]:
         if preset in table_of(name)["same_defaults"] and (chip := _chip(data)):
             found |= usual(name, chip)
         for key, value in section.items():
-            if (row := _row(name, key)) and not (meant := meaning(row, value)).needed:
-                found[meant.to] = meant.value
+            for meant in (meaning(row, value) for row in _rows(name, key)):
+                if not meant.needed and meant.value is not None:
+                    found[meant.to] = meant.value
         own = serving.get("attention_dp", 1)
         for to in table_of(name).get("shared", ()):  # of all ranks with requests of their own
             if type(own) is type(whole := found.get(to)) is int and own > 1:
@@ -151,12 +152,13 @@ def server_problems(
         place = f"server.{key}"
         if key == "engine":
             continue
-        if (row := _row(name, key)) is None:
+        if not (rows := _rows(name, key)):
             yield Problem(_why_not(name, plain(key)), place)
-        elif needed := (meant := meaning(row, value)).needed:
-            yield Problem(f"got {shown(value)}; needed {needed}", place)
-        elif places.get(meant.to, (0, 0)) != (0, 0):
-            yield Problem(f"{meant.to} says it too; leave one of them out", place)
+        for meant in (meaning(row, value) for row in rows):
+            if meant.needed:
+                yield Problem(f"got {shown(value)}; needed {meant.needed}", place)
+            elif places.get(meant.to, (0, 0)) != (0, 0):
+                yield Problem(f"{meant.to} says it too; leave one of them out", place)
 
 
 def _why_not(name: str, key: str) -> str:
@@ -167,7 +169,7 @@ def _why_not(name: str, key: str) -> str:
         return f"is of the layout; give {layout[key]} in its place"
     if re.fullmatch(table["moves"], key):
         return "is not simulated, though time or memory depend on it; leave it out"
-    known = [row["key"] for row in table["keys"] if _row(name, row["key"])]
+    known = {row["key"]: None for row in table["keys"] if _rows(name, row["key"])}
     return f"no option of {table['title']}; {nearest(key, known)}"
 
 
@@ -177,15 +179,15 @@ def plain(key: object) -> str:
     return text if "." in text else text.replace("_", "-")
 
 
-def _row(name: str, key: object) -> Mapping[str, Any] | None:
-    """The row of an option of the engine itself; None for those of layout and model."""
-    for row in table_of(name)["keys"]:
-        decides = row.get("kind") or "says" in row
-        same = row["key"] in (plain(key), str(key))
-        if same and decides and row["to"].startswith("serving."):
-            found: Mapping[str, Any] = row
-            return found
-    return None
+def _rows(name: str, key: object) -> list[Mapping[str, Any]]:
+    """Rows of an option of the engine itself; none for those of layout and model."""
+    return [
+        row
+        for row in table_of(name)["keys"]
+        if row["key"] in (plain(key), str(key))
+        and (row.get("kind") or "says" in row)
+        and row["to"].startswith("serving.")
+    ]
 
 
 def _chip(data: Data) -> Accelerator | None:

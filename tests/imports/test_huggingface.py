@@ -150,6 +150,25 @@ def test_packed_weights_say_what_a_service_has_to_give(packed, form, config):
     assert warnings[0].endswith(f"serving.weights: {form}")
 
 
+@pytest.mark.parametrize(
+    "packed",
+    [
+        {"quant_method": "gptq", "bits": 8},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+        },
+    ],
+)
+def test_weights_of_8_bits_are_not_taken_for_4(packed, config):
+    """GPTQ and packed tensors have several widths; one that no service has is told as not simulated."""
+    told = config(model_type="llama", quantization_config=packed, **SMALL)
+    assert not told.served
+    assert "quantization_config" in " ".join(told.warnings)
+    assert "w4a16" not in " ".join(told.warnings)
+
+
 def test_packed_weights_are_those_of_a_service_below(config, scenarios):
     """Laid over a service the checkpoint's format takes the place of the one before; a training is warned."""
     packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}

@@ -132,6 +132,18 @@ def test_replicas_of_compose_stand_beside_the_command(tmp_path):
     assert flat(read(path).scenario)["serving.replicas"] == 2
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [("5", "no server is launched"), ('"--model \'Qwen/Qwen3-8B"', "open quote .*; close it")],
+)
+def test_a_container_without_words_launches_nothing(tmp_path, args, words):
+    """A number is no command, and a quote that nothing closes is told with the file."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"image: vllm/vllm-openai:v0.11.0\nargs: {args}\n")
+    with pytest.raises(FormatError, match=f"serve.yaml: .*{words}"):
+        read(path, only="vllm")
+
+
 def test_options_of_a_file_stand_behind_those_of_the_line(launched, tmp_path):
     """vLLM reads `--config` too, and what its line says wins."""
     (tmp_path / "vllm.yaml").write_text("tensor-parallel-size: 2\nmax-num-seqs: 64\n")

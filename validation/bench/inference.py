@@ -381,8 +381,8 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
         if budget := recipe.get("budget"):
             users = budget["users"] * (cells.whole("batch_per_instance") or 0)
             own["max_tokens"] = cells.required("input_tokens") + budget["tokens"] + users
-            if graphs := cells.whole(budget.get("graphs", "")):
-                own["graph_sizes"] = tuple(range(1, graphs + 1))
+            if largest := cells.whole(budget.get("graphs", "")):
+                own["graph_sizes"] = tuple(range(1, largest + 1))
         fields = {**own, **fields}
         assumed.append(Assumed("engine", ", ".join(own), recipe["why"]))
     if graphs := _first("graphs", cells):

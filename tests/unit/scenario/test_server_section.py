@@ -83,6 +83,15 @@ def test_what_serving_says_stands_and_saying_it_twice_in_a_file_is_refused(tmp_p
         mpsim.load(file)
 
 
+def test_an_option_that_says_two_things_is_both():
+    """A drafting method and its number of tokens; an option that is off says nothing."""
+    options = {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}'}
+    scenario = served({**options, "enforce-eager": False}, {"speculation": {"acceptance": 0.7}})
+    drafts = scenario.service.speculation
+    assert (drafts.draft, drafts.tokens) == ("n-gram", 4)
+    assert make_service(scenario).engine.graph_sizes
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_every_default_of_a_table_has_a_meaning(name):
     """Tables say where they were read, and no default of theirs is refused."""
