@@ -22,6 +22,7 @@ from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation, used_of
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
+from mpsim.scenario.balance import unruly_split
 from mpsim.scenario.settled import homeless
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
@@ -60,7 +61,9 @@ def told_of(scenario: Scenario) -> list[str]:
     chips that no such stack runs on.
     """
     chips = [each.accelerator for each in scenario.clusters]
-    strange = [] if scenario.serves else homeless(scenario.framework.preset, chips)
+    strange = []
+    if not scenario.serves:
+        strange = [*homeless(scenario.framework.preset, chips), *unruly_split(scenario)]
     told = [*unused(scenario), *unheld_caps(chips), *unlikely_nics(scenario.clusters)]
     return [*told, *strange]
 

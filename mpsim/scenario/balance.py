@@ -74,6 +74,31 @@ def stage_layers(scenario: Written) -> tuple[int, ...] | None:
     return balanced_stages(scenario) if given == "auto" else given
 
 
+_RUNS: Final = {
+    StageSplit.EVEN: "every stage as many layers",
+    StageSplit.ENDS: "the first and the last rank alone numbers of their own",
+    StageSplit.ACCOUNTED: "the first and the last rank alone numbers of their own, or a layer less",
+}
+
+
+def unruly_split(scenario: Written) -> list[str]:
+    """Say where a list of layers is one that the framework has no option for."""
+    given, pp = scenario.parallelism.layers_per_stage, scenario.parallelism.pp
+    split = scenario.software.pipeline.stage_split
+    if given is None or given == "auto" or split is StageSplit.ANY or len(set(given)) == 1:
+        return []
+    chunks = {tuple(given[place : place + pp]) for place in range(0, len(given), pp)}
+    ends = len(chunks) == 1 and len(set(given[:pp][1:-1])) < 2
+    middle = set(given[1:-1])
+    accounted = len(middle) == 1 and {given[0], given[-1]} <= {*middle, max(middle) - 1}
+    fits = {StageSplit.ENDS: ends, StageSplit.ACCOUNTED: ends or accounted}
+    if fits.get(split):
+        return []
+    name = scenario.software.name
+    text = f"{name} gives {_RUNS[split]}, and cannot run this list"
+    return [f"parallelism.layers_per_stage: {text}"]
+
+
 @remembered(4096)
 def balanced_layers(
     work: Work, stage_rank: tuple[int, ...], split: StageSplit, speed: tuple[float, ...] = ()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import mpsim
 from mpsim.framework import StageSplit
-from mpsim.scenario.balance import Work, balanced_layers, stage_loads, work_of
+from mpsim.scenario import Scenario
+from mpsim.scenario.balance import Work, balanced_layers, stage_loads, unruly_split, work_of
 
 PLAIN = {
     "schema": 1,
@@ -120,3 +121,28 @@ def test_a_plain_file_finds_the_uneven_pipeline(framework):
     assert found.undivided > 0
     own = mpsim.simulate(scenario.with_values(found.best.values))
     assert own.summary["step_time_s"] == found.best.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("stack", "layers", "runs"),
+    [
+        ("megatron-core-2025", [10, 8, 8, 6], True),
+        ("megatron-core-2025", [10, 10, 6, 6], False),
+        ("megatron-core-2025", [7, 8, 8, 9], True),
+        ("megatron-core-2026", [10, 10, 6, 6], True),
+        ("megatron-2021", [7, 8, 8, 9], False),
+        ("megatron-2021", [8, 8, 8, 8], True),
+    ],
+)
+def test_a_list_that_a_stack_has_no_option_for_is_told(stack, layers, runs):
+    """Its time is right, and nobody can launch it."""
+    data = {
+        "schema": 1,
+        "model": "llama2-7b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "parallelism": {"tp": 2, "pp": 4, "sequence_parallel": True, "layers_per_stage": layers},
+        "training": {"global_batch": 8, "sequence_length": 1024},
+        "framework": stack,
+    }
+    told = unruly_split(Scenario.from_mapping(data))
+    assert not told if runs else "cannot run this list" in told[0]
