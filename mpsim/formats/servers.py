@@ -93,8 +93,7 @@ def _containers(node: object, path: Path, replicas: object = None) -> Iterator[t
         try:
             lists = [shlex.split(part) if isinstance(part, str) else part for part in said]
         except ValueError:
-            text = f"{path}: got an open quote in the command of image {shown(image)}; close it"
-            raise FormatError(text) from None
+            raise FormatError(f"{path}: open quote in {shown(image)}'s command; close it") from None
         words = [str(word) for part in lists if isinstance(part, list) for word in part]
         if image is not None and words:
             starts = [str(image)] if words[0].startswith("-") else []  # else it runs the words
@@ -114,8 +113,7 @@ def _script(head: Head) -> str:
         return text
     rows = [""] * (text.count("\n") + 1)  # each command on the line of its image
     for part in filter(str.strip, re.split(r"(?m)^---.*$", text)):
-        data = parse_document(part, str(head.path)).data
-        for image, line in _containers(data, head.path):
+        for image, line in _containers(parse_document(part, str(head.path)).data, head.path):
             place = text[: text.find(image)].count("\n")
             rows[place] += f"; {line}" if rows[place] else line
     return "\n".join(rows)
@@ -377,9 +375,8 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
 
 
 def _recognises(name: str, head: Head) -> bool:
-    starts = "|".join(tables.table_of(name)["starts"]).replace(".", r"\.")
-    between = starts.replace(" ", "[\\s,\"']+")
-    found = re.search(rf"(?m)(?:^|[\s/\"'])(?:{between})(?:[:\s\"',]|$)", head.text)
+    starts = "|".join(map(re.escape, tables.table_of(name)["starts"])).replace(r"\ ", "[\\s,\"']+")
+    found = re.search(rf"(?m)(?:^|[\s/\"'])(?:{starts})(?:[:\s\"',]|$)", head.text)
     return found is not None and not head.is_object
 
 

@@ -56,9 +56,8 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )
     # shares of the prompts' tokens that tiers below the device had; nothing without tiers
-    brought = {
-        n: t / max(1.0, tally.prompts) for n, t in zip(TIERS, served.brought_tokens, strict=False)
-    }
+    tiers = zip(TIERS, served.brought_tokens, strict=False)
+    brought = {tier: tokens / max(1.0, tally.prompts) for tier, tokens in tiers}
     return {
         "accelerators": plan.accelerators,
         "duration_s": served.end,

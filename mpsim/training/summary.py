@@ -171,8 +171,8 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     warnings += _floor_warnings(result, plan, floors)
     if memory.fits and told(result.headline).full > _CROWDED:
         warnings.append(
-            "memory may be full at its peak, where an allocator frees and allocates again: such"
-            " runs took up to a third longer; more recomputation or smaller micro batches make room"
+            "memory may be full at its peak, where an allocator frees and allocates again, and a"
+            " step takes longer than predicted; recompute more, or take smaller micro batches"
         )
     if not memory.fits:
         warnings.append(

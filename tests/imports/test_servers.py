@@ -134,7 +134,7 @@ def test_replicas_of_compose_stand_beside_the_command(tmp_path):
 
 @pytest.mark.parametrize(
     ("args", "words"),
-    [("5", "no server is launched"), ('"--model \'Qwen/Qwen3-8B"', "open quote .*; close it")],
+    [("5", "no server is launched"), ('"--model \'Qwen/Qwen3-8B"', "open quote in .*; close it")],
 )
 def test_a_container_without_words_launches_nothing(tmp_path, args, words):
     """A number is no command, and a quote that nothing closes is told with the file."""

@@ -61,7 +61,7 @@ def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) ->
     for key, values in over.items():
         if not values:
             raise ScenarioError(f"no values to search over for {key}; give at least one")
-        if None in values and names.get(key, _OPEN[0]) not in _OPEN:
+        if None in values and key in names and names[key] not in _OPEN:
             raise ScenarioError(f"got null for {key}, which a search varies; name each value")
         if key in names:
             split.axes[names[key]] = tuple(dict.fromkeys(values))

@@ -146,11 +146,8 @@ def collective_columns(
     of a share for each member. `size` (float64[n]): whole tensor [B]. `owners`: members that own a
     share at most; 0 for all.
     """
-    columns, whole, places = (
-        np.zeros((3, len(size))),
-        rooted_kind(kind),
-        dict[GroupShape, list[int]](),
-    )
+    columns, whole = np.zeros((3, len(size))), rooted_kind(kind)
+    places: dict[GroupShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(shape, []).append(place)
     for shape, mine in places.items():
