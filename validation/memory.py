@@ -301,9 +301,11 @@ def verdicts(tried: Sequence[Tried]) -> list[str]:
             f"{100 * statistics.fmean(not each.fits for each in ended):.0f} % of the {len(ended)} that ran out of memory were told right (asked: 95 %). Of {len(close)} edges, where m sequences "
             f"ran and 2 m did not, m was told right in {100 * less:.0f} %, 2 m in {100 * more:.0f} %, both in {100 * both:.0f} % (asked: 85 %); peaks off by 4 % on average would tell both "
             f"in {100 * tellable(close, 0.04):.0f} %, off by 8 % in {100 * tellable(close, 0.08):.0f} %. Not understood: eager attention under full recomputation ran out at 8 sequences a "
-            "microbatch under every layout, which is nothing that doubles with the sequences: 4 of them ran under tp 1 and pp 1 in the 26 GB that their states leave, and twice as much fits beside the 17 GB of tp 2 and pp 2; "
-            "norms in torch's own kernels take 3 to 6 B a value more than counted. Ties: one sequence "
-            "under tp 1 ran, with a twentieth of the memory left; FlashAttention 1 ran out twice where FlashAttention 2 ran, which keep the same."
+            "microbatch under every layout, which is nothing that doubles with the sequences: 4 of them ran under tp 1 and pp 1, and twice as much fits beside the 17 GB of tp 2 and pp 2; "
+            "norms in torch's own kernels take 3 to 6 B a value more than counted; 65 B ran 4 sequences under tp 8 without sequence parallelism, in 4 and 8 % more than there is and in the time "
+            "that sequence parallelism takes. This stack's steps, traced on tensors without data and played through torch's allocator, need up to a fifth more than they allocate where the "
+            "loss is large (66 and 80 GiB under tp 2 with 8 sequences recomputed, of which one set of kernels ran and the other ran out): its fp32 tensors find their places cut by smaller ones "
+            "that stay. Charged to every stack, that leaves published peaks as far off as they are."
         ),
         "",
     ]
