@@ -198,13 +198,13 @@ class Service:
                 door.flights[who] = None
                 door.set(who, State.ENTERS, env.now)
                 self._finish(lane, flight)
-            elif lane.down:
+            if lane.down:
                 self._front.empty(lane)
                 door.sleep(who, "down")
             elif door.state[who] is State.ENDS:
                 self._take_up(lane)
                 door.set(who, State.ENTERS, env.now)
-            else:
+            elif flight is None:
                 self._decide(door, who)
 
     def _decide(self, door: Entrance, who: int) -> None:

@@ -26,6 +26,7 @@ CASES = {
     },
     "sglang": {"workload": {"rate": 9, "requests": 90}, "engine": "sglang"},
     "outage": {"workload": {"rate": 9, "requests": 90}, "replicas": 2},
+    "outage of sglang": {"workload": {"rate": 9, "requests": 90}, "replicas": 2, "engine": "sglang"},
     "pools": {
         "workload": {"rate": 6, "requests": 60},
         "disaggregated": {"prefill": {"pp": 2}, "decode": {"pp": 4}},
@@ -44,7 +45,7 @@ def served(case):
     if case != "pools":
         data["parallelism"] = {"tp": 2, "pp": 4}
         serving.setdefault("replicas", 1)
-    if case == "outage":
+    if case.startswith("outage"):
         data["variation"] = {"outages": [{"node": 0, "at": "2 s", "duration": "3 s"}]}
     scenario = Scenario.from_mapping({**data, "serving": serving})
     plan = make_service(scenario)
