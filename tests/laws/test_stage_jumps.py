@@ -26,7 +26,11 @@ CASES = {
     },
     "sglang": {"workload": {"rate": 9, "requests": 90}, "engine": "sglang"},
     "outage": {"workload": {"rate": 9, "requests": 90}, "replicas": 2},
-    "outage of sglang": {"workload": {"rate": 9, "requests": 90}, "replicas": 2, "engine": "sglang"},
+    "outage of sglang": {
+        "workload": {"rate": 9, "requests": 90},
+        "replicas": 2,
+        "engine": "sglang",
+    },
     "pools": {
         "workload": {"rate": 6, "requests": 60},
         "disaggregated": {"prefill": {"pp": 2}, "decode": {"pp": 4}},
