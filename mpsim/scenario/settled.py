@@ -79,8 +79,8 @@ def longest_context(model: str) -> float:
 
 
 def homeless(stack: str, chips: Iterable[Accelerator]) -> list[str]:
-    """Say where a stack is simulated on accelerators that it was not written for, and take one that
-    was: habits and kernels are those of nobody's run.
+    """Say where a stack is simulated on accelerators that it was not written for, and which was:
+    such habits and kernels are of nobody's run.
     """
     homes: Mapping[str, list[str]] = read_shipped("mpsim.scenario.data", "homes.yaml")["homes"]
     preset, _ = framework_line(stack)

@@ -56,10 +56,10 @@ class EnginePreset:
     step_time: Seconds = 0.0  # host time of an iteration that the device waits for [s]
     request_time: Seconds = 0.0  # host time of each sequence of an iteration [s]
     prompt_layer_time: Seconds = 0.0
-    """Least time of a layer of experts in an iteration with prompts and without a graph [s]."""
+    """Least time of a layer of experts with prompts and without a graph, on an x86 host [s]."""
     layer_time: Seconds = 0.0  # host time of a layer that the device waits for [s]
     host_layer_time: Seconds = 0.0
-    """Host time of a layer beside the device: no iteration without a graph is shorter [s]."""
+    """Time of an x86 host for a layer: no iteration without a graph is shorter [s]."""
     slowdown: Number = 1.0  # time of the device over that of the kernels alone
     sampling_time: Seconds = 0.0
     first_token_time: Seconds = 0.0

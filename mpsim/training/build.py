@@ -394,12 +394,12 @@ def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load
     def load(buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
         alike, loads = int(costs.alike[rank]), []
         for bucket in buckets:
-            if (one := known.get((bucket, gather, alike))) is None:
-                taken = costs.of(alike).interference
+            if (priced := known.get((bucket, gather, alike))) is None:
+                lost = functools.partial(costs.of(alike).interference.lost_at, "dp")
                 times = exchange_times(plan, costs, groups, bucket, gather=gather, rank=alike)
-                one = _sum(Load(t.seconds, t.seconds * taken.lost_at("dp", t.rate)) for t in times)
-                known[bucket, gather, alike] = one
-            loads.append(one)
+                priced = _sum(Load(t.seconds, t.seconds * lost(t.rate)) for t in times)
+                known[bucket, gather, alike] = priced
+            loads.append(priced)
         return loads[0] if len(loads) == 1 else _sum(loads)
 
     return [_queued(plan, load, cut.segments, cut.stage.rank) for cut in cuts.distinct]
