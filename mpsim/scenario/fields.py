@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from mpsim import structs
 from mpsim.scenario.paths import expand_shorthand
+from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 
 Fields: TypeAlias = dict[str, Any]
@@ -31,6 +32,12 @@ class Section(pydantic.BaseModel):
         allow_inf_nan=False,
         defer_build=True,  # the schema of the scenario holds those of its parts
     )
+
+
+def contradiction(name: str, section: Section, /, **figures: object) -> ValueError:
+    """What is wrong with a section in itself, in the words of data/mistakes.yaml."""
+    row = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name]
+    return ValueError(row["says"].format(s=section, **figures))
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -207,8 +214,5 @@ class LengthChoice(Section):
     def _check_kind(self) -> LengthChoice:
         for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
             if getattr(self, key) != usual and self.kind != kind:
-                raise ValueError(
-                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set"
-                    f" kind to {kind}"
-                )
+                raise contradiction("idle_length", self, key=key, kind=kind)
         return self

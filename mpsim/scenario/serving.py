@@ -19,6 +19,7 @@ from mpsim.scenario.fields import (
     Span,
     Time,
     Within,
+    contradiction,
 )
 from mpsim.scenario.servers import preset_of
 from mpsim.units import Dimension
@@ -83,57 +84,28 @@ class Workload(Section):
         return data
 
     @pydantic.model_validator(mode="after")
-    def _check_arrival(self) -> Workload:
-        needs = {"poisson": "rate", "gamma": "rate", "closed": "concurrency", "trace": "trace"}
-        given = {"rate": self.rate, "concurrency": self.concurrency, "trace": self.trace}
-        need = needs.get(self.arrival)
-        for key, value in given.items():
-            if key == need and value is None:
-                raise ValueError(
-                    f"got arrival: {self.arrival} without {key}; needed {key}, such as"
-                    f" {_EXAMPLES[key]}"
-                )
-            if key != need and value is not None:
-                raise ValueError(
-                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out"
-                    f" (null), or set arrival to {_USES[key]}"
-                )
-        if self.burstiness != 1.0 and self.arrival != "gamma":
-            raise ValueError(
-                f"got burstiness {self.burstiness:g} with arrival: {self.arrival}; leave it out, or"
-                " set arrival to gamma"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _check_sessions(self) -> Workload:
-        closed = self.arrival == "closed"
-        if self.turns > 1 and self.arrival in ("trace", "all-at-once"):
-            raise ValueError(
-                f"got turns with arrival: {self.arrival}; leave it out, or set arrival to poisson,"
-                " gamma or closed"
-            )
-        if self.turns > 1 and closed and self.duration is not None:
-            raise ValueError("got turns and duration of a closed loop; give requests in its place")
-        if self.think_time and self.turns == 1 and not closed:
-            raise ValueError(
-                f"got think_time with arrival: {self.arrival}, whose requests wait for no answer;"
-                " leave it out, set turns to 2 or more, or arrival to closed"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _check_time(self) -> Workload:
-        if self.duration is not None and self.requests is not None:
-            raise ValueError("got requests and duration; needed one of them: leave the other out")
-        for key in ("duration", "warmup"):
-            if self.arrival == "all-at-once" and getattr(self, key) is not None:
-                raise ValueError(f"got {key} with arrival: all-at-once; leave it out")
-        if self.duration is not None and (self.warmup or 0.0) >= self.duration:
-            raise ValueError(
-                f"got a warmup of {self.warmup:g} s; needed less than the duration of"
-                f" {self.duration:g} s"
-            )
+    def _check(self) -> Workload:
+        for key, how in _USES.items():
+            is_given = getattr(self, key) is not None
+            is_used = self.arrival == how or (key, self.arrival) == ("rate", "gamma")
+            if is_used and not is_given:
+                raise contradiction("lacks", self, key=key, example=_EXAMPLES[key])
+            if is_given and not is_used:
+                raise contradiction("idle_arrival", self, key=key, use=how)
+        closed, at_once = self.arrival == "closed", self.arrival == "all-at-once"
+        sessions, timed = self.turns > 1, self.duration is not None
+        rules = {
+            "idle_burstiness": self.burstiness != 1.0 and self.arrival != "gamma",
+            "idle_turns": sessions and (at_once or self.arrival == "trace"),
+            "closed_turns": sessions and closed and timed,
+            "idle_thinking": self.think_time and not sessions and not closed,
+            "counted_twice": timed and self.requests is not None,
+            "duration_at_once": timed and at_once,
+            "warmup_at_once": self.warmup is not None and at_once,
+            "long_warmup": timed and (self.warmup or 0.0) >= (self.duration or 0.0),
+        }
+        for name in (rule for rule, is_broken in rules.items() if is_broken):
+            raise contradiction(name, self)
         return self
 
 
@@ -213,10 +185,7 @@ class Speculation(Section):
     @pydantic.model_validator(mode="after")
     def _check_positions(self) -> Speculation:
         if len(self.by_position) > self.tokens:
-            raise ValueError(
-                f"got by_position with {len(self.by_position)} probabilities for {self.tokens}"
-                " tokens; needed at most as many"
-            )
+            raise contradiction("drafted", self, given=len(self.by_position))
         return self
 
 
