@@ -35,11 +35,6 @@ def aligned(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     return [{key: row.get(key) for key in keys} for row in rows]
 
 
-def named(value: object, *names: str) -> dict[str, object]:
-    """Attributes of a value by their names, as rows and plain data have them."""
-    return {name: getattr(value, name) for name in names}
-
-
 class Tabular:
     """A value whose rows are flat mappings."""
 

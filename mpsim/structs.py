@@ -137,3 +137,8 @@ if not TYPE_CHECKING:
         for name in methods.keys() - own:
             setattr(cls, name, methods[name])
         return cls
+
+
+def named(value: object, *names: str) -> dict[str, object]:
+    """Attributes of a value by their names, as rows and plain data have them."""
+    return {name: getattr(value, name) for name in names}

@@ -11,7 +11,6 @@ from mpsim import structs
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError
-from mpsim.frame import named
 from mpsim.hardware import Accelerator, Link, MeasuredCurve, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
 from mpsim.measured.records import Header
@@ -104,7 +103,7 @@ def sheet_entry(chip: Accelerator) -> Entry:
     """An accelerator by its datasheet: fractions of it are what was measured."""
     peaks = chip.peak_flops.items()
     entry: Entry = {
-        **named(chip, "title", "vendor", "family", "year", "compute_units"),
+        **structs.named(chip, "title", "vendor", "family", "year", "compute_units"),
         "peak_flops": {name: format_exact(peak, Dimension.FLOP_RATE) for name, peak in peaks},
         "memory": format_exact(chip.memory_bytes, Dimension.BYTES),
         "memory_bandwidth": format_exact(chip.memory_bandwidth, Dimension.BANDWIDTH),
@@ -142,7 +141,7 @@ def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> Entr
         "shape": joined.shape.value,
         "bandwidth": format_exact(joined.bandwidth, Dimension.BANDWIDTH),
         "latency": format_exact(joined.latency, Dimension.TIME),
-        **named(joined, "links", "in_network_reduction", "efficiency"),
+        **structs.named(joined, "links", "in_network_reduction", "efficiency"),
         "source": f"datasheet, as {joined.name} of the catalog",
         "as_of": as_of,
     }
@@ -174,7 +173,7 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> Entry:
     document: Entry = {
         "schema": MACHINE_SCHEMA,
         "machine": frame.name,
-        **named(frame, "source", "as_of", "datasheet"),
+        **structs.named(frame, "source", "as_of", "datasheet"),
         "accelerator": dict(frame.accelerator),
         "scale_up": dict(frame.scale_up),
         "accelerators_per_node": frame.per_node,

@@ -14,7 +14,6 @@ from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Trace, check_file, refuse
 from mpsim.errors import CalibrationError, FormatError
-from mpsim.frame import named
 from mpsim.output import write_whole
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -200,7 +199,7 @@ def _told(
 
     each = [
         {
-            **named(item, "format", "tool", "version"),
+            **structs.named(item, "format", "tool", "version"),
             "files": list(item.files),
             **item.facts,
             **(runs[place].summary if place in runs else {}),
@@ -239,7 +238,7 @@ def _short(value: object) -> str:
 
 def _data(read: Imported) -> dict[str, object]:
     data: dict[str, object] = {
-        **named(read, "format", "tool", "version"),
+        **structs.named(read, "format", "tool", "version"),
         "files": list(read.files),
         "scenario": {"schema": 1, **read.scenario},
     }
@@ -276,7 +275,7 @@ def _summary(read: Imported) -> Iterator[str]:
 def _points_data(files: Sequence[Points]) -> dict[str, object]:
     first = files[0]
     return {
-        **named(first, "format", "tool", "version"),
+        **structs.named(first, "format", "tool", "version"),
         "files": [points.file for points in files],
         "points": [dict(row) for points in files for row in points.rows],
         "warnings": [warning for points in files for warning in points.warnings],

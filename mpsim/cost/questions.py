@@ -14,7 +14,6 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.quantise import FORMATS, casting, format_bytes, launch_seconds
 from mpsim.cost.traffic import ring_passes
 from mpsim.errors import HardwareError, WorkloadError, nearest
-from mpsim.frame import named
 from mpsim.framework import framework
 from mpsim.hardware import Accelerator, Cluster, accelerator
 from mpsim.parallel import GroupShape
@@ -287,7 +286,7 @@ def answer_collective(
         "floor_s": answer.floor,
         "algbw_bytes_per_s": rate,
         "busbw_bytes_per_s": rate * ring_passes(kind, group.ranks),
-        **named(answer, "library", "algorithm", "protocol", "basis"),
+        **structs.named(answer, "library", "algorithm", "protocol", "basis"),
     }, model.provenance()
 
 

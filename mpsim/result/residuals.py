@@ -25,7 +25,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
@@ -130,7 +129,7 @@ class Setting:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         labels = {name: list(names) for name, names in self.labels.items()}
-        return {**labels, **named(self, *_NUMBERS), "shares": dict(self.shares)}
+        return {**labels, **structs.named(self, *_NUMBERS), "shares": dict(self.shares)}
 
     @classmethod
     def from_json(cls, data: Figures) -> Setting:

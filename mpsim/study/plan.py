@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
-from mpsim.frame import Tabular, named
+from mpsim.frame import Tabular
 from mpsim.memo import remembered
 from mpsim.result import Result
 from mpsim.result.residuals import Setting
@@ -126,10 +126,10 @@ class Training(Shown):
         return {
             "scenario": self.scenario,
             "values": dict(self.values),
-            **named(self, "tokens", "steps", "step_time_s", "accelerators"),
+            **structs.named(self, "tokens", "steps", "step_time_s", "accelerators"),
             **figures,
             "computing_gpu_hours": self.computing_hours,
-            **named(self, "goodput", "checkpoint_interval_s"),
+            **structs.named(self, "goodput", "checkpoint_interval_s"),
             "daly_interval_s": self.daly_interval_s
             if math.isfinite(self.daly_interval_s)
             else None,

@@ -10,7 +10,6 @@ import numpy as np
 from mpsim import structs
 from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep
-from mpsim.frame import named
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
@@ -113,7 +112,7 @@ class RecordedComparison(Shown):
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            **named(self, "scenario", "recording", "explanation"),
+            **structs.named(self, "scenario", "recording", "explanation"),
             "step_time_s": self.step.to_json(),
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
             "actions": [structs.asdict(pair) for pair in self.actions],

@@ -11,7 +11,6 @@ import numpy as np
 from mpsim import structs
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.frame import named
 from mpsim.schedule import Action, Orders, make_orders, schedule, schedules
 from mpsim.schedule.search.synthesise import Synthesis, synthesise
 from mpsim.table import plural
@@ -95,9 +94,9 @@ class TimedSchedule:
         """The figures of the outside contract."""
         orders = self.orders
         return {
-            **named(orders, "schedule", "pp", "microbatches", "virtual_stages"),
+            **structs.named(orders, "schedule", "pp", "microbatches", "virtual_stages"),
             "orders": orders.tokens(),
-            **named(self, *_SPANS),
+            **structs.named(self, *_SPANS),
             "peak_inflight_activations": orders.peak_inflight(),
             "peak_until_input_grad": orders.peak_until_input_grad(),
         }
@@ -327,7 +326,7 @@ class ScheduleChoice:
         return {
             "schedule": self.name,
             "virtual_stages": timed.orders.virtual_stages,
-            **named(timed, *_SPANS),
+            **structs.named(timed, *_SPANS),
             "peak_activations": self.activations,
             "weight_copies": self.weight_copies,
             "reason": self.reason or None,

@@ -24,7 +24,6 @@ from mpsim.engine import Timeline
 from mpsim.engine.kernels import reduce_template
 from mpsim.engine.structure import Structure
 from mpsim.errors import ScenarioError
-from mpsim.frame import named
 from mpsim.memo import remembered
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program, Stream
@@ -116,7 +115,7 @@ class VariedSteps(Shown):
         """Plain data."""
         return {
             "samples": len(self.step_times_s),
-            **named(self, "seed", "undisturbed_s", "mean_s", "slowdown"),
+            **structs.named(self, "seed", "undisturbed_s", "mean_s", "slowdown"),
             "percentiles": [structs.asdict(percentile) for percentile in self.percentiles()],
             "blame": self.blame.to_json(),
         }

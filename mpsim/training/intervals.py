@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.framework import Framework, framework_line
 from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory
@@ -138,7 +137,7 @@ def nearest_measured(setting: Setting) -> dict[str, object] | None:
         **{name: names[0] for name, names in runs.labels.items()},
         "smallest": int(runs.smallest),
         "largest": int(runs.largest),
-        **named(runs, "rows", "mean_abs_error", "bias"),
+        **structs.named(runs, "rows", "mean_abs_error", "bias"),
         "scale": scale,
         "differs": apart + (["scale"] if scale != 1.0 else []),
     }

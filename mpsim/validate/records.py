@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
@@ -71,7 +70,7 @@ class Record:
     def to_json(self) -> dict[str, object]:
         """The keys of the outside contract."""
         return {
-            **named(self, "id", "family", "kind", "unit", "measured", "predicted", "error"),
+            **structs.named(self, "id", "family", "kind", "unit", "measured", "predicted", "error"),
             "interval": None if self.interval is None else self.interval.to_json(),
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,

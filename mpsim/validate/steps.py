@@ -14,7 +14,6 @@ from mpsim import structs
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.perfetto import Event, named_events, slice_event, write_events
 from mpsim.formats.words import gpu
-from mpsim.frame import named
 from mpsim.hardware import Cluster
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
@@ -106,14 +105,14 @@ class StepComparison:
     def to_json(self) -> dict[str, object]:
         """Plain data, without the timelines."""
         return {
-            **named(self, "id", "family", "title", "measured", "predicted", "error", "noise"),
-            **named(self, "noisy", "samples", "others"),
+            **structs.named(self, "id", "family", "title", "measured", "predicted", "error"),
+            **structs.named(self, "noise", "noisy", "samples", "others"),
             "measured_parts_s": dict(self.measured_parts),
             "predicted_parts_s": dict(self.predicted_parts),
-            **named(self, "explained_by", "same_order", "first_difference"),
+            **structs.named(self, "explained_by", "same_order", "first_difference"),
             "measured_memory_bytes": self.measured_memory or None,
             "predicted_memory_bytes": self.predicted_memory or None,
-            **named(self, "memory_error", "skipped_because"),
+            **structs.named(self, "memory_error", "skipped_because"),
         }
 
 
@@ -198,9 +197,9 @@ class Comparison(Shown):
         return {
             "machine": self.machine,
             "median_abs_error": self.median_error,
-            **named(self, "noise", "drift"),
+            **structs.named(self, "noise", "drift"),
             "others": self.busy,
-            **named(self, "tells", "components"),
+            **structs.named(self, "tells", "components"),
             "families": [family.to_json() for family in self.families],
             "steps": [step.to_json() for step in self.steps],
             "warnings": list(self.warnings),

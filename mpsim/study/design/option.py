@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.hardware import Cluster
 from mpsim.hardware.inventory import inventory_of
 from mpsim.result.residuals import HALF_WIDTH
@@ -234,7 +233,7 @@ class Option:
         ends = None if self.days is None else [self.days * end for end in self.spread]
         return {
             "values": dict(self.values),
-            **named(self, *names),
+            **structs.named(self, *names),
             "cost_usd" if self.trained else "cost_usd_per_h": self.cost,
             "capital_usd": self.bill.capital,
             "usd_per_h": self.hourly,
@@ -242,7 +241,7 @@ class Option:
             "interval": {"days": ends, "level": 0.8},
             "parts_usd": self.parts,
             "over": dict(self.over),
-            **named(self, "misses", "possible"),
+            **structs.named(self, "misses", "possible"),
             "jobs": dict(self.entries),
         }
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
@@ -95,7 +94,7 @@ class Found:
         """Plain data."""
         own = (field.name for field in structs.fields(self) if field.name != "setting")
         names = (*own, "ranked_by_s", "tokens_per_s_per_accelerator", "interval")
-        return named(self, *names)
+        return structs.named(self, *names)
 
     @property
     def name(self) -> str:
@@ -140,7 +139,7 @@ class Found:
         )
         return {
             **self.values,
-            **named(self, *_OWN),
+            **structs.named(self, *_OWN),
             **{name: summary.get(name) for name in _OF_SUMMARY},
             **times,
         }

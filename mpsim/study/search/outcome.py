@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from mpsim import structs
 from mpsim.errors import ScenarioError
-from mpsim.frame import Tabular, aligned, named
+from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
@@ -271,18 +271,18 @@ class Search(Outcome[Found]):
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            **named(self, "scenario", "objective", "top", "complete", "interrupted"),
-            **named(self, "gap", "undivided", "unbatched"),
+            **structs.named(self, "scenario", "objective", "top", "complete", "interrupted"),
+            **structs.named(self, "gap", "undivided", "unbatched"),
             "lines": [line.to_json() for line in self.lines],
             "decisions": [decision.to_json() for decision in self.decisions],
-            "own": named(self.own, "step_time_s", "reason"),
+            "own": structs.named(self.own, "step_time_s", "reason"),
             "runner_up": self.runner_up,
             "best_by_value": {
                 key: {value: structs.asdict(row) for value, row in chosen.items()}
                 for key, chosen in self.best_by_value.items()
             },
             "legal": self.looked_at,
-            **named(self, "ties", "may_tie", "expected_step_time_s"),
+            **structs.named(self, "ties", "may_tie", "expected_step_time_s"),
             "switches": self.switches.to_json(),
             "simplest": None if self.simplest is None else dict(self.simplest.values),
             "safest": None if self.safest is None else dict(self.safest.values),

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim import structs
-from mpsim.frame import named
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.study.search.outcome import Outcome, shown
@@ -135,7 +134,7 @@ class FoundService:
             "layout": self.name,
             "objective": self.objective,
             "bound": self.bound if math.isfinite(self.bound) else None,
-            **named(self, "accelerators", "price_per_hour", "meets_slo", "steady", "above"),
+            **structs.named(self, "accelerators", "price_per_hour", "meets_slo", "steady", "above"),
             **latencies,
             **{name: self.summary[name] for name in names},
         }
@@ -209,7 +208,7 @@ class ServiceSearch(Outcome[FoundService]):
         return {
             "scenario": self.scenario,
             "job": "serving",
-            **named(self, "objective", "top", "complete", "interrupted"),
+            **structs.named(self, "objective", "top", "complete", "interrupted"),
             "layouts": self.looked_at,
             "counts": dict(self.counts),
             "rows": [

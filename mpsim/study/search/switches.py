@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError, nearest
-from mpsim.frame import named
 from mpsim.framework import SelectiveRecompute, framework_line
 from mpsim.scenario import Scenario
 from mpsim.scenario.checks.memory import legal_modules
@@ -238,7 +237,7 @@ class Decision:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            **named(self, "key", "value", "cost_s", "proved"),
+            **structs.named(self, "key", "value", "cost_s", "proved"),
             "without": None if self.without is None else self.without.to_json(),
         }
 
