@@ -240,7 +240,7 @@ def _show_engine(name: str | None, *, as_json: bool) -> None:
         return
     heading = ("name", "title", "source", "as_of", "status")
     rows = [(key, _plain_value(value)) for key, value in fields.items() if key not in heading]
-    print_table(rows, header=("field", "value"), title=f"engine {name}: {preset.title}")
+    print_table(rows, header=("field", "value"), title=f"engine {preset.name}: {preset.title}")
     print_text(f"source: {preset.source} ({preset.as_of}, {preset.status})")
 
 

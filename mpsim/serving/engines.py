@@ -11,7 +11,7 @@ from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.nouns import Bytes, Count, Flag, MistakenError, Number, Seconds, Share, Whole, read
-from mpsim.scenario.servers import SERVERS
+from mpsim.scenario.servers import SERVERS, preset_of
 from mpsim.shipped import read_shipped
 
 Scheduler: TypeAlias = Literal["budget", "prefill-first", "no-evict", "max-utilisation", "static"]
@@ -111,11 +111,11 @@ def engine_names() -> tuple[str, ...]:
 
 
 def engine(name: str) -> EnginePreset:
-    """The engine called `name`. ScenarioError if there is none."""
-    if name not in (entries := _entries()):
+    """The engine called `name`, or meant by a server's. ScenarioError if there is none."""
+    if (preset := preset_of(name)) not in (entries := _entries()):
         message = f"no engine {name[:60]!r}; {nearest(name, (*entries, *SERVERS))}"
         raise ScenarioError([Problem(message, key="serving.engine")])
-    return _preset(name)
+    return _preset(preset)
 
 
 def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:

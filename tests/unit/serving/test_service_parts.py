@@ -9,7 +9,7 @@ from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.confidence import intervals, setting_of
-from mpsim.serving.engines import engine_for
+from mpsim.serving.engines import engine, engine_for
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
 from mpsim.serving.transfers import CacheNetwork
@@ -115,3 +115,9 @@ def test_a_version_is_read_whole(words: str, preset: str) -> None:
     found = engine_for(words)
     assert found is not None
     assert found.name == preset
+
+
+@pytest.mark.parametrize(("server", "preset"), [("vllm", "vllm-async"), ("sglang", "sglang")])
+def test_a_servers_own_name_is_its_newest_engine(server: str, preset: str) -> None:
+    """So that `mpsim show engine vllm` shows what `engine: vllm` means, where it asked: did you mean 'vllm'?"""
+    assert engine(server).name == preset
