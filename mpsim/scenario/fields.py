@@ -35,7 +35,7 @@ class Section(pydantic.BaseModel):
 
 
 def contradiction(name: str, section: Section, /, **figures: object) -> ValueError:
-    """What is wrong with a section in itself, in the words of data/mistakes.yaml."""
+    """A section that contradicts itself, in the words of data/mistakes.yaml."""
     row = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name]
     return ValueError(row["says"].format(s=section, **figures))
 
