@@ -251,13 +251,9 @@ def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
 
 
 def _said(data: Data) -> dict[str, object]:
-    """Values by key that a file says or leaves to be settled: of model, not of model.preset."""
+    """Values by key that a file says or leaves to be settled, shorthands in full: of model.preset, not of model."""
     said = flat({key: data[key] for key in data if key not in _UNSAID}) | settled_by(data)
-    for key, value in list(said.items()):
-        section, _, name = key.rpartition(".")
-        if expand_shorthand(section, value) == {name: value}:
-            said[section] = said.pop(key)
-    return said
+    return flat({key: expand_shorthand(key, value) for key, value in said.items()})
 
 
 def _plans(a: object, b: object, tokens: float) -> list[Difference]:

@@ -86,7 +86,9 @@ def test_one_word_and_a_mapping_of_it_are_alike(step):
         for each in ({**data, "model": "llama2-7b"}, spelled, {**data, "model": "qwen2.5-7b"})
     )
     assert mpsim.compare(word, mapping).changes == {}
-    assert mpsim.compare(mapping, other).changes == {"model": ("llama2-7b", "qwen2.5-7b")}
+    assert mpsim.compare(mapping, other).changes == {"model.preset": ("llama2-7b", "qwen2.5-7b")}
+    link = word.scenario.replace({"cluster.nic.bandwidth": "200 Gb/s"})
+    assert list(mpsim.compare(word, mpsim.simulate(link)).changes) == ["cluster.nic.bandwidth"]
 
 
 def test_a_comparison_says_what_a_framework_settles(step):
