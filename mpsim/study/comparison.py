@@ -251,7 +251,7 @@ def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
 
 
 def _said(data: Data) -> dict[str, object]:
-    """Values by key that a file says or leaves to be settled, shorthands in full: of model.preset, not of model."""
+    """Values by key that a file says or leaves to be settled, shorthands as the keys they mean."""
     said = flat({key: data[key] for key in data if key not in _UNSAID}) | settled_by(data)
     return flat({key: expand_shorthand(key, value) for key, value in said.items()})
 
