@@ -78,6 +78,10 @@ def _changes(given: Reading, usual: Mapping[str, object]) -> Iterator[_Change]:
     yield from _buffers(given, usual)
     yield from _gradient_changes(given)
     yield from _attention_changes(given)
+    if given.scenario("model.moe.experts") is not None and not given.on("moe-grouped-gemm"):
+        # SequentialMLP: a loop in Python over modules of one expert each
+        yield _Change(["moe-grouped-gemm"], "grouped_gemm", False)
+        yield _Change(["moe-grouped-gemm"], "product_launch_cost", 0.0)
     decided = {"tensor_overlap"} if given.on("tp-comm-overlap") else set()
     for row, field in _rows(given.ledger.scenario):
         if row.values:
@@ -153,9 +157,8 @@ def write_habits(put: Writing) -> None:
     missed = _missed(put, put.given, wanted)
     for row in keys("megatron"):
         field = row.to.removeprefix(_FRAMEWORK)
-        if field == row.to or not put.has(row.name) or not _counts(row, put.values):
-            continue
-        if put.is_dataclass and row.always == "flag":
+        is_flag = put.is_dataclass and row.always == "flag"
+        if field == row.to or is_flag or not (put.has(row.name) and _counts(row, put.values)):
             continue
         says = row.always == "file" or (row.always == "dataclass" and put.is_dataclass)
         for value in _tries(row, wanted, is_dataclass=put.is_dataclass):

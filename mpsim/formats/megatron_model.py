@@ -153,8 +153,7 @@ def _read_experts(given: Reading, layers: int | None) -> None:
     capacity = given.number("moe-expert-capacity-factor")
     if capacity is not None and capacity > 0:
         given.put("moe-expert-capacity-factor", "model.moe.capacity_factor", capacity)
-    value = given.values.get("moe-layer-freq")
-    if value is not None:
+    if (value := given.values.get("moe-layer-freq")) is not None:
         _read_expert_layers(given, value, layers)
 
 
@@ -298,8 +297,6 @@ def _write_experts(put: Writing) -> None:
     _write_expert_layers(put, experts.dense_layers, experts.every, model.layers - model.mtp_layers)
     if experts.capacity_factor:
         put.put("moe-expert-capacity-factor", experts.capacity_factor)
-    if put.has("moe-grouped-gemm"):
-        put.given["moe-grouped-gemm"] = True
 
 
 def _write_expert_layers(put: Writing, dense: int, every: int, layers: int) -> None:

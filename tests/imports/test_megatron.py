@@ -101,6 +101,11 @@ def test_every_flag_has_a_fate(first, script):
         ("--bf16 --fp8-format e4m3 --fp8-recipe blockwise", "training.precision", "fp8_block"),
         ("--num-experts 8 --moe-layer-freq '([0]*3+[1]*5)'", "model.moe.dense_layers", 3),
         ("--num-experts 8 --tensor-model-parallel-size 2", "parallelism.etp", 2),
+        # loops in Python over experts unless the flag is set, whatever the era's preset has
+        ("--num-experts 8 --moe-z-loss-coeff 0.001", "framework.grouped_gemm", False),
+        ("--num-experts 8 --moe-router-dtype fp32", "framework.product_launch_cost", 0.0),
+        ("--num-experts 8 --moe-router-dtype fp32 --moe-grouped-gemm", "framework.product_launch_cost", {}),
+        ("--num-experts 8 --moe-grouped-gemm", "framework.grouped_gemm", {}),
         ("--multi-latent-attention", "model.mla.kv_lora_rank", 32),
         ("--micro-batch-size 2", "training.global_batch", 32),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3", "parallelism.layers_per_stage", [3, 5]),
