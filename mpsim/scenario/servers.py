@@ -104,38 +104,37 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
 def usual(name: str, chip: Accelerator) -> dict[str, object]:
     """Values by dotted key that a server takes unasked, on a device of that memory."""
     table = table_of(name)
-    small = re.fullmatch(table.get("as_less", "(?!)"), chip.name) is not None
+    memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.name) is None)
     found: dict[str, object] = {}
     for row in table["keys"]:
         value = row.get("default")
         if isinstance(value, list):
-            memory = 0.0 if small else chip.memory_bytes
-            limits = ((parse_quantity(limit, Dimension.BYTES), inner) for limit, inner in value)
-            value = next(inner for limit, inner in limits if memory < limit)
+            value = next(to for at, to in value if memory < parse_quantity(at, Dimension.BYTES))
         if value is not None:
             found[row["to"]] = value if "says" in row else meaning(row, value).value
     return found
 
 
 def said(data: Data) -> dict[str, object]:
-    """Values by dotted key that a file's ``server:`` says and its ``serving:`` does not."""
-    section = data["server"]
+    """Values by dotted key that ``server:``, or what ranks share without it, has over `serving`."""
+    options = data.get("server")
+    section = options if isinstance(options, Mapping) else {}
     serving = own if isinstance(own := data.get("serving"), Mapping) else {}
-    engine = expand_shorthand("serving.engine", serving.get("engine"))
-    engine = engine if isinstance(engine, Mapping) else {}
+    spelt = expand_shorthand("serving.engine", serving.get("engine"))
+    engine = spelt if isinstance(spelt, Mapping) else {}
     preset = preset_of(str(section.get("engine", engine.get("preset", "vllm"))))
     found: dict[str, object] = {"serving.engine.preset": preset}
     if name := _server_of(preset):
         if preset in table_of(name)["same_defaults"] and (chip := _chip(data)):
             found |= usual(name, chip)
-        for key, value in section.items():
-            for meant in (meaning(row, value) for row in _rows(name, key)):
-                if not meant.needed and meant.value is not None:
-                    found[meant.to] = meant.value
+        meant = (meaning(row, value) for key, value in section.items() for row in _rows(name, key))
+        found |= {it.to: it.value for it in meant if not it.needed and it.value is not None}
         own = serving.get("attention_dp", 1)
-        for to in table_of(name).get("shared", ()):  # of all ranks with requests of their own
+        for to in table_of(name)["shared"]:  # of all ranks with requests of their own
             if type(own) is type(whole := found.get(to)) is int and own > 1:
                 found[to] = max(1, whole // own)
+    if section is not options:  # a preset of the catalog cannot know how many ranks there are
+        found = {to: it for to, it in found.items() if name and to in table_of(name)["shared"]}
     written = {f"serving.{key}" for key in serving} | {f"serving.engine.{key}" for key in engine}
     return {key: value for key, value in found.items() if key not in written}
 

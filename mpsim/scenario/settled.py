@@ -42,8 +42,8 @@ def settle(data: Data) -> Data:
 
 
 def _said(data: Data) -> dict[str, object]:
-    """Values that options of a serving engine say, whose tables only a file with options needs."""
-    if not isinstance(data.get("server"), Mapping):
+    """Values that options of a serving engine say, whose tables only a file of serving needs."""
+    if not any(isinstance(data.get(job), Mapping) for job in _SERVES[1]):
         return {}
     from mpsim.scenario.servers import said
 

@@ -45,6 +45,23 @@ def test_what_nobody_says_is_the_default_of_the_engine_on_that_device(cluster, s
     assert (engine.max_sequences, engine.max_tokens) == (sequences, tokens)
 
 
+@pytest.mark.parametrize(("cluster", "tokens"), [("dgx-h200", 1024), ("dgx-b200", 2048)])
+def test_ranks_share_a_chunk_whether_or_not_the_section_is_there(cluster, tokens):
+    """SGLang divides --chunked-prefill-size by --dp-size; its preset alone means its server too."""
+    sections = {
+        "model": "deepseek-v3",
+        "cluster": cluster,
+        "parallelism": {"tp": 8, "ep": 8},
+        "serving": {"engine": "sglang", "attention_dp": 8},
+    }
+    plans = [
+        make_service(Scenario.from_mapping({**BASE, **sections, **server}))
+        for server in ({}, {"server": {}})
+    ]
+    assert [plan.engine.max_tokens for plan in plans] == [tokens, tokens]
+    assert plans[0].engine == plans[1].engine
+
+
 def test_every_mistake_is_told_at_once():
     """An option of another engine, one that is not simulated, one of the layout and a wrong value."""
     with pytest.raises(ScenarioError) as error:
