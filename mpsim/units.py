@@ -77,7 +77,7 @@ _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
 
 _EXAMPLES: Mapping[Dimension, tuple[str, ...]] = MappingProxyType(
     {
-        Dimension.TIME: ("2.5 us", "10 ms", "3 s"),
+        Dimension.TIME: ("2.5 us", "3 s", "30 d"),
         Dimension.BYTES: ("80 GiB", "25 MB"),
         Dimension.BANDWIDTH: ("400 Gb/s", "450 GB/s"),
         Dimension.FLOP: ("3.5 TFLOP", "1.2 PFLOP"),
@@ -185,8 +185,9 @@ def _why_not(unit: str, dimension: Dimension) -> str:
     for other, table in _UNITS.items():
         if unit in table:
             return f"{unit!r} measures {other.name.lower().replace('_', ' ')}"
-    same = [known for known in _UNITS[dimension] if known.lower() == unit.lower()]
-    if same:
+    if dimension is Dimension.TIME and re.match(r"-\d\d?-\d\d?(?!\d)", unit):
+        return "a date; count the time from the start"
+    if same := [known for known in _UNITS[dimension] if known.lower() == unit.lower()]:
         meant = " or ".join(repr(known) for known in same)
         return f"unknown unit {unit!r}; capitals matter: write {meant}"
     return f"unknown unit {unit[:40]!r}"
@@ -194,8 +195,7 @@ def _why_not(unit: str, dimension: Dimension) -> str:
 
 def _complaint(value: object, dimension: Dimension, why: str) -> str:
     wanted = " or ".join(repr(example) for example in _EXAMPLES[dimension])
-    got = repr(value)
-    got = got if len(got) <= 60 else f"{got[:57]}..."
+    got = got if len(got := repr(value)) <= 60 else f"{got[:57]}..."
     return f"got {got} ({why}); needed a quantity such as {wanted}"
 
 

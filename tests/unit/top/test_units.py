@@ -82,6 +82,8 @@ def test_quantity_is_read_as_si(text, dimension, value):
         ("312 TFLOP", Dimension.FLOP_RATE, "write 'TFLOP/s'"),
         ("312 TFLOP/s", Dimension.FLOP, "write 'TFLOP'"),
         ("3 parsecs", Dimension.BYTES, "unknown unit 'parsecs'"),
+        ("2027-03-01", Dimension.TIME, "a date; count the time from the start"),
+        ("2027-03-01", Dimension.BYTES, "unknown unit"),
         ("3 GB extra", Dimension.BYTES, "unknown unit 'GB extra'"),
         ("1 2 GB", Dimension.BYTES, "unknown unit"),
     ],
