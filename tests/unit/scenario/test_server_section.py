@@ -83,6 +83,16 @@ def test_every_mistake_is_told_at_once():
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("sglang", "tokenizer-worker-num"), ("trtllm", "num_postprocess_workers")],
+)
+def test_processes_that_send_answers_are_known_and_not_simulated(engine, option):
+    """They are options of the engine, so nobody is told to look for a misspelling."""
+    with pytest.raises(ScenarioError, match=f"server.{option}: is not simulated, though time"):
+        served({"engine": engine, option: 4})
+
+
 def test_what_serving_says_stands_and_saying_it_twice_in_a_file_is_refused(tmp_path):
     """A value laid on top wins, as sweeps and searches lay them; a file says it once."""
     scenario = served({"max-num-batched-tokens": 2048})
