@@ -28,7 +28,7 @@ def watch(
 ) -> None:
     """Watch a training log: is the run as it should be, when did it change, how long is left.
 
-    LOG: Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.
+    LOG: Log of Megatron-LM, NeMo, torchtitan, DeepSpeed or Hugging Face, or JSON lines; only read.
     --scenario FILE: Scenario of the run.
     --steps: Steps of the whole run: tells how long the rest takes.
     --state FILE: Keep what was read here, and go on from there.

@@ -31,7 +31,7 @@ import numpy as np
 from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import FormatError
-from mpsim.formats.training_log import parse_line
+from mpsim.formats.training_log import NEEDED, parse_line
 from mpsim.inputs import open_regular, read_text
 from mpsim.memo import remembered
 from mpsim.output import write_whole
@@ -100,7 +100,7 @@ class Watch:
     def told(self, steps: int | None = None, usd_per_s: float | None = None) -> dict[str, object]:
         """Tell the mean step with its 80 % interval, and how long the rest takes."""
         if not self.times:
-            raise FormatError("no step yet in a log of Megatron-LM, NeMo, torchtitan or DeepSpeed")
+            raise FormatError(f"no step yet; needed {NEEDED}")
         middle = statistics.median(self.times)
         # steps that compile and fill caches come once
         times = [
@@ -256,9 +256,9 @@ def follow(watch: Watch, log: Path, scenario: Scenario) -> Iterator[Change]:
         stream.seek(watch.place)
         while (raw := stream.readline(_LINE)) and raw.endswith((b"\n", b"\r")):
             watch.place += len(raw)
-            if (step := parse_line(raw.decode("utf-8", "replace"))) is None:
-                continue
-            # without a time or memory nothing is taken
-            change = watch.take(step.step, step.seconds_in(scenario) or None, step.memory)
-            if change is not None:
-                yield change
+            # a progress bar returns to the start of its line; without a time nothing is taken
+            lines = [line.decode("utf-8", "replace") for line in raw.splitlines(keepends=True)]
+            for step in filter(None, map(parse_line, lines)):
+                change = watch.take(step.step, step.seconds_in(scenario) or None, step.memory)
+                if change is not None:
+                    yield change

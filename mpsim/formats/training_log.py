@@ -1,5 +1,5 @@
 """Logs of training runs, line by line: the steps of Megatron-LM, Megatron-Bridge, NeMo, torchtitan,
-DeepSpeed, or JSON lines, and whether memory ran out.
+DeepSpeed, the Trainer of Hugging Face, or JSON lines, and whether memory ran out.
 
 A log is read as it grows: lines of several ranks may be interleaved, a last line may be cut in the
 middle, and what is no line of a step is passed over.
@@ -8,7 +8,8 @@ References
 ----------
 NVIDIA/Megatron-LM, ``training.py`` (``training_log``) and ``report_memory``; NVIDIA/NeMo,
 ``progress_printer.py``; pytorch/torchtitan, ``components/metrics.py``; deepspeedai/DeepSpeed,
-``utils/timer.py`` (``ThroughputTimer.stop``).
+``utils/timer.py`` (``ThroughputTimer.stop``); huggingface/transformers, ``trainer_callback.py``
+(``ProgressCallback``); tqdm, ``std.py`` (``format_meter``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from mpsim.scenario import Scenario
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
+NEEDED = (
+    "a log of Megatron-LM, NeMo, torchtitan or DeepSpeed, Hugging Face's progress bar in s/it (its"
+    " other lines and trainer_state.json have no times), or JSON lines with step and step_time_s"
+)
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -115,8 +120,6 @@ def _of_json(text: str) -> LogStep | None:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return None  # cut in the middle, or no JSON
-    if not isinstance(data, dict):
-        return None
     known = table(DATA, "training-log")["json"]
     step = next((data[key] for key in known["steps"] if type(data.get(key)) is int), None)
     found = {
@@ -164,8 +167,5 @@ def read_log(files: Iterable[Path]) -> RunLog:
                     steps.append(step)
     if not steps and not ran_out:
         names = ", ".join(map(str, files)) or "no file"
-        raise FormatError(
-            f"{names}: no line tells of a step; needed a log of Megatron-LM, NeMo, torchtitan or"
-            " DeepSpeed, or JSON lines with step and step_time_s"
-        )
+        raise FormatError(f"{names}: no line tells of a step; needed {NEEDED}")
     return RunLog(tuple(steps), ran_out)

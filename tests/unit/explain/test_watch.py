@@ -171,3 +171,12 @@ def test_the_command_tells_the_rest_of_the_run(
     assert told["eta_s"] == pytest.approx(50.0)
     assert told["memory_grows"] == pytest.approx(0.25)
     assert told["changes"] == []
+
+
+def test_every_turn_of_a_progress_bar_is_read(tmp_path: Path) -> None:
+    """Bars stand in one line, the next over the last."""
+    log, watch = tmp_path / "run.log", Watch(2.0)
+    bars = [f"\r {n}%|#  | {n}/100 [00:20<03:00,  2.{n:02}s/it]" for n in (1, 2, 3)]
+    log.write_bytes("".join([*bars, "\r      \r{'loss': 2.1, 'epoch': 0.1}\n"]).encode())
+    list(follow(watch, log, QUICK))
+    assert watch.times == [2.01, 2.02, 2.03]

@@ -16,6 +16,7 @@ LINES = {
     "Epoch 0: : 10%|# | 10/100 [00:58<08:42, global_step=9.000, train_step_timing in s=5.43]": LogStep(9, 5.43),
     "[rank0]:[titan] - root - INFO - \x1b[31mstep: 10 \x1b[32m loss: 8.1 \x1b[33mmemory:  2.00GiB(2.6%) \x1b[34mtps: 1,234 \x1b[35mmfu: 45%\x1b[0m": LogStep(10, tokens_per_s=1234.0, memory=2.0**31),
     "[timer.py:260:stop] global_step=50, RunningAvgSamplesPerSec=12.0, CurrSamplesPerSec=12.5, MemAllocated=4.3GB, MaxMemAllocated=2.0GB": LogStep(50, samples_per_s=12.5, memory=2.0**31),
+    "[default0]:  2%|▏         | 12/500 [00:31<1:21:13,  2.61s/it]": LogStep(12, 2.61),
     '{"step": 3, "step_time_s": 1.5, "memory_bytes": 1000}': LogStep(3, 1.5, memory=1000.0),
 }  # fmt: skip
 
@@ -24,6 +25,20 @@ LINES = {
 def test_a_line_of_each_tool_is_read(line: str, step: LogStep) -> None:
     """Step, time or rate, and memory."""
     assert parse_line(line) == step
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " 98%|####8| 49/50 [00:09<00:00,  1.61s/it]\x1b[A",  # nested: an evaluation
+        "Loading checkpoint shards: 100%|####| 4/4 [00:10<00:00,  2.61s/it]",
+        " 10%|#    | 50/500 [00:10<02:00,  5.20it/s]",
+        "{'loss': 2.1, 'grad_norm': 0.3, 'learning_rate': 1e-05, 'epoch': 0.02}",
+    ],
+)
+def test_bars_that_are_no_steps_are_passed_over(line: str) -> None:
+    """Evaluations, loading, rates above one a second, and what the Trainer says between bars."""
+    assert parse_line(line) is None
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -46,5 +61,5 @@ def test_memory_that_ran_out_is_told_and_a_file_of_something_else_is_refused(
     log.write_text("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n")
     assert read_log([log]).ran_out
     log.write_text("hello\n")
-    with pytest.raises(FormatError, match="no line tells of a step"):
+    with pytest.raises(FormatError, match=r"no line tells of a step.*trainer_state\.json"):
         read_log([log])
