@@ -55,8 +55,8 @@ def _read_config(head: Head, options: Options) -> Imported:
     stage = _read_sharding(ledger)
     _read_precision(ledger, auto)
     _read_habits(ledger, stage)
-    moves = re.compile(table(DATA, _NAME)["moves"])
-    return ledger.close(_NAME, tool="DeepSpeed", moves=lambda key: bool(moves.fullmatch(key)))
+    moves = re.compile(table(DATA, _NAME)["moves"]).fullmatch
+    return ledger.close(_NAME, tool="DeepSpeed", moves=moves)
 
 
 def _read_batches(ledger: Ledger, options: Options, tp: int) -> None:

@@ -61,16 +61,13 @@ def _read_config(head: Head, options: Options) -> Imported:
     names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
     spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
-    moves = re.compile(_rules()["moves"])
+    moves = re.compile(_rules()["moves"]).fullmatch
     told = _PACKED if _told_packed(ledger) else None
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
         version=f"spelling of version {spelling}",
-        moves=lambda key: (
-            key.partition(".")[0] != told
-            and moves.fullmatch(key.removeprefix(reader.head)) is not None
-        ),
+        moves=lambda key: key.partition(".")[0] != told and moves(key.removeprefix(reader.head)),
     )
 
 
@@ -98,6 +95,13 @@ class _Reader:
     head: str  # of the section of the text model, such as ``text_config.``; empty at the top
     kind: str
     data: Mapping[str, Any]
+    entry: Mapping[str, Any] = structs.field(default_factory=dict)  # rules of its class
+    sizes: dict[str, int] = structs.field(default_factory=dict)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Values of the class where the file has none."""
+        return self.entry["defaults"]  # type: ignore[no-any-return]
 
     def read(self) -> None:
         """Put the model into the ledger, and say what became of every other key."""
@@ -109,7 +113,8 @@ class _Reader:
         if not is_known:
             self._check_complete()
             entry = {**entry, "defaults": {"tied": entry["defaults"]["tied"]}}
-        self._model(entry)
+        self.entry = entry
+        self._model()
         try:
             model = ModelChoice.model_validate(nested(self.ledger.scenario)["model"]).resolve()
         except (ScenarioError, ValueError) as error:
@@ -117,7 +122,7 @@ class _Reader:
             return
         except KeyError:
             return  # what is missing was refused
-        self._count(model, entry, is_known)
+        self._count(model, is_known)
 
     def _check_simulated(self) -> None:
         """Refuse what is no transformer, by name."""
@@ -143,9 +148,8 @@ class _Reader:
         missing = [role for role in _NEEDED if self._key(role) is None]
         known = _rules()["types"]
         if missing:
-            why = (
-                f"is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
-            )
+            why = f"is unknown and the file has no {', '.join(missing)}; "
+            why += nearest(self.kind, known)
             raise FormatError(f"{self.ledger.file}: model_type {shown(self.kind)} {why}")
         why = f"model_type {shown(self.kind)} is unknown to mpsim; {_rules()['generic']}"
         self.ledger.note("model", why)
@@ -200,14 +204,14 @@ class _Reader:
         value = self.switch(name)
         return (default if value is None else value), (self.head + name,)
 
-    def _model(self, entry: Mapping[str, Any]) -> None:
-        defaults = entry["defaults"]
-        sizes = self._sizes(entry, defaults)
+    def _model(self) -> None:
+        entry, defaults = self.entry, self.defaults
+        has_sizes = self._sizes()
         for name, value in entry["model"].items():
             self._put(f"model.{name}", value, ())
         self._put("model.name", self.kind or "model", [self.head + "model_type"])
         self._tied(defaults["tied"])
-        self._biases(entry)
+        self._biases()
         if "positions" in defaults:
             rows, keys_ = self._value("positions", defaults["positions"])
             if rows is not None:
@@ -217,19 +221,20 @@ class _Reader:
             self._put("model.qk_norm", normed, keys_)
         if "parallel" in entry:
             self._parallel(entry["parallel"])
-        self._dropout(defaults)
-        if sizes is None:
+        self._dropout()
+        if not has_sizes:
             return
-        if sizes["layers"] > MOST_LAYERS:
-            self.ledger.refuse(f"got {sizes['layers']} layers; needed {MOST_LAYERS} or fewer")
+        layers = self.sizes["layers"]
+        if layers > MOST_LAYERS:
+            self.ledger.refuse(f"got {layers} layers; needed {MOST_LAYERS} or fewer")
             return
-        self._window(entry.get("window"), sizes)
+        self._window(entry.get("window"))
         if "moe" in entry:
-            self._experts(entry["moe"], sizes)
+            self._experts(entry["moe"])
         if "mla" in entry:
             self._latent(entry["mla"])
         if "encoder" in entry:
-            self._encoder(entry["encoder"], sizes)
+            self._encoder(entry["encoder"])
 
     def _tied(self, usual: bool) -> None:
         """Whether the embedding and the head are one table; above the section of the text too."""
@@ -250,71 +255,61 @@ class _Reader:
                 self._put("model.positions", positions, [alibi])
         self._put("model.parallel_block", parallel, keys)
 
-    def _sizes(
-        self, entry: Mapping[str, object], defaults: Mapping[str, object]
-    ) -> dict[str, int] | None:
-        """The sizes that every model has, with the defaults of its class."""
-        sizes: dict[str, int] = {}
-        for role in ("hidden", "layers", "heads", "vocab"):
-            value, keys = self._value(role, defaults.get(role))
+    def _sizes(self) -> bool:
+        """Whether the file or its class has the sizes that every model has."""
+        for role in _NEEDED:
+            value, keys = self._value(role, self.defaults.get(role))
             if value is None:
-                return None
-            sizes[role] = value
+                return False
+            self.sizes[role] = value
             self._put(f"model.{role}", value, keys)
-        self._kv_heads(entry, defaults, sizes)
-        if "mla" not in entry:  # there it is the rotary part only
-            self._head_dim(entry, defaults, sizes)
-        self._ffn(entry, defaults, sizes)
-        return sizes
+        self._kv_heads()
+        if "mla" not in self.entry:  # there it is the rotary part only
+            self._head_dim()
+        self._ffn()
+        return True
 
-    def _head_dim(
-        self, entry: Mapping[str, object], defaults: Mapping[str, object], sizes: Mapping[str, int]
-    ) -> None:
-        width, keys = self._value("head_dim", defaults.get("head_dim"))
-        hidden, heads = sizes["hidden"], sizes["heads"]
+    def _head_dim(self) -> None:
+        width, keys = self._value("head_dim", self.defaults.get("head_dim"))
+        hidden, heads = self.sizes["hidden"], self.sizes["heads"]
         if width is not None:
             self._put("model.head_dim", width, keys)
-        elif hidden % heads and not entry.get("floor"):
+        elif hidden % heads and not self.entry.get("floor"):
             why = f"hidden {hidden} does not divide among {heads} heads, and no head_dim is given"
             self.ledger.refuse(why)
         else:
             self._put("model.head_dim", hidden // heads, (), "hidden / heads")
 
-    def _kv_heads(
-        self, entry: Mapping[str, object], defaults: Mapping[str, object], sizes: dict[str, int]
-    ) -> None:
-        value, keys = self._value("kv_heads", defaults.get("kv_heads") or sizes["heads"])
-        why = "" if defaults.get("kv_heads") else "as many as heads"
-        if "mla" in entry:
-            value, keys, why = sizes["heads"], (), "latent attention has a key and a value a head"
-        elif (entry.get("multi_query") or self.kind == "falcon") and not self.switch(
-            "new_decoder_architecture"
-        ):
+    def _kv_heads(self) -> None:
+        heads, usual = self.sizes["heads"], self.defaults.get("kv_heads")
+        value, keys = self._value("kv_heads", usual or heads)
+        why = "" if usual else "as many as heads"
+        may_share = self.entry.get("multi_query") or self.kind == "falcon"
+        if "mla" in self.entry:
+            value, keys, why = heads, (), "latent attention has a key and a value a head"
+        elif may_share and not self.switch("new_decoder_architecture"):
             single, keys = self.switch("multi_query") is not False, (self.head + "multi_query",)
-            value = 1 if single else sizes["heads"]
+            value = 1 if single else heads
             why = "multi_query is the default" if single else "as many as heads"
         if value is not None:
-            sizes["kv_heads"] = value
             self._put("model.kv_heads", value, keys, why)
 
-    def _ffn(
-        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
-    ) -> None:
-        default = defaults.get("ffn")
-        default = 4 * sizes["hidden"] if default in ("4x", None) else default
-        if "ffn_key" in entry:  # intermediate_size is an expert's there
-            key = self.head + entry["ffn_key"]
-            value = self.ledger.integer(key, least=1)
-            sizes["ffn"] = default if value is None else value
-            self._put("model.ffn_hidden", sizes["ffn"], [key] if value is not None else ())
-            return
-        value, keys = self._value("ffn", default)
+    def _ffn(self) -> None:
+        default, why = self.defaults.get("ffn"), ""
+        if default in ("4x", None):
+            default, why = 4 * self.sizes["hidden"], "4 x hidden"
+        if "ffn_key" not in self.entry:
+            value, keys = self._value("ffn", default)
+        else:  # intermediate_size is an expert's there
+            key = self.head + self.entry["ffn_key"]
+            stated, why = self.ledger.integer(key, least=1), ""
+            value, keys = (default, ()) if stated is None else (stated, (key,))
         if value is not None:
-            sizes["ffn"] = value
-            four = defaults.get("ffn") in ("4x", None)
-            self._put("model.ffn_hidden", value, keys, "4 x hidden" if four else "")
+            self.sizes["ffn"] = value
+            self._put("model.ffn_hidden", value, keys, why)
 
-    def _biases(self, entry: Mapping[str, Any]) -> None:
+    def _biases(self) -> None:
+        entry = self.entry
         rules = entry.get("biases") or dict.fromkeys(("inputs", "output", "mlp", "norms"), False)
         flags = {part: self.flag(rule) for part, rule in rules.items()}
         plain = "mla" not in entry and ("moe" not in entry or entry["moe"].get("biases", False))
@@ -324,16 +319,16 @@ class _Reader:
         if flags["inputs"][0] and not everywhere:
             self._put("model.qkv_bias", True, flags["inputs"][1])
 
-    def _dropout(self, defaults: Mapping[str, object]) -> None:
+    def _dropout(self) -> None:
         key = self._key("dropout")
-        value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
+        value = self.ledger.get(key) if key else self.defaults.get("dropout", 0.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
             place = self.ledger.place(key or "dropout")
             self.ledger.refuse(f"{place}: got {shown(value)}; needed a probability")
             return
         self._put("model.dropout", float(value), [key] if key else ())
 
-    def _window(self, rule: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> None:
+    def _window(self, rule: Mapping[str, Any] | None) -> None:
         """Which layers see a window only."""
         if rule is None:
             self._put("model.attention", "causal", ())
@@ -344,7 +339,7 @@ class _Reader:
         is_on = bool(self.ledger.switch(switch)) if "switch" in rule else True
         words = (rule["key"], rule.get("switch", ""), "layer_types", rule.get("from_layer", "-"))
         keys = self._there(*words)
-        windowed = self._windowed(rule, sizes["layers"])
+        windowed = self._windowed(rule)
         if not (window and is_on and any(windowed)):
             named = keys if is_on else [name for name in keys if name != key or not window]
             self._put("model.attention", "causal", named)
@@ -355,18 +350,17 @@ class _Reader:
         if every is None:
             whole = windowed.count(False)
             every = max(2, round(len(windowed) / whole)) if whole else 0
-            why = (
-                f"{whole} of {len(windowed)} layers see all keys, not every n-th; every {every}-th"
-                " stands for them"
-            )
+            why = f"{whole} of {len(windowed)} layers see all keys, not every n-th; "
+            why += f"every {every}-th stands for them"
             self.ledger.warn(why)
             self.ledger.assume("model.full_every", every, why)
         elif every:
             named = self._there("layer_types", *rule.get("pattern", ()))
             self._put("model.full_every", every, named)
 
-    def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
+    def _windowed(self, rule: Mapping[str, Any]) -> list[bool]:
         """Whether each layer has a window, as the file lists it or the class has it."""
+        layers = self.sizes["layers"]
         words = _rules()["layer_types"]
         listed = self.get("layer_types")
         if _texts(listed) and len(listed) != layers:
@@ -384,7 +378,7 @@ class _Reader:
         first = 28 if first is None else first  # the classes' own default of max_window_layers
         return [n >= first and not (every and (n + 1) % every == 0) for n in range(layers)]
 
-    def _experts(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    def _experts(self, rule: Mapping[str, Any]) -> None:
         values: dict[str, int | None] = {}
         keys: dict[str, tuple[str, ...]] = {}
         for role in _ROUTED:
@@ -405,16 +399,16 @@ class _Reader:
             name = names.get(role, role)
             if values[role]:
                 self._put(f"model.moe.{name}", values[role], keys[role])
-        width = values["width"] or sizes.get("ffn", sizes["hidden"])
+        width = values["width"] or self.sizes.get("ffn", self.sizes["hidden"])
         why = "" if values["width"] else "as wide as ffn_hidden"
         self._put("model.moe.ffn_hidden", width, keys["width"], why)
-        self._places(values, keys, sizes["layers"])
+        self._places(values, keys)
 
     def _places(
-        self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]], layers: int
+        self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]]
     ) -> None:
         """Which layers have experts: leading dense ones, then every n-th."""
-        where = self._routed(values, layers)
+        layers, where = self.sizes["layers"], self._routed(values)
         source = [key for name in ("every", "dense_first") for key in keys[name]]
         source = [key for key in source if key in self.ledger]
         source += self._there("moe_layers", "mlp_only_layers")
@@ -434,10 +428,10 @@ class _Reader:
         if every > 1 or not dense:
             self._put("model.moe.every", every, source)
 
-    def _routed(self, values: Mapping[str, int | None], layers: int) -> list[bool]:
+    def _routed(self, values: Mapping[str, int | None]) -> list[bool]:
         """Whether each layer has experts, as the file lists them or counts."""
-        listed = self.get("moe_layers")
-        only = self.get("mlp_only_layers")
+        layers = self.sizes["layers"]
+        listed, only = self.get("moe_layers"), self.get("mlp_only_layers")
         where = _every(values["every"] or 1, values["dense_first"] or 0, layers)
         if isinstance(listed, list) and listed:
             where = [layer in listed for layer in range(layers)]
@@ -455,9 +449,9 @@ class _Reader:
                 continue
             self._put(f"model.mla.{role}", value or 0, [key] if there else ())
 
-    def _encoder(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    def _encoder(self, rule: Mapping[str, Any]) -> None:
         """An encoder and a decoder, whose layers a scenario counts together."""
-        encoder = sizes["layers"]
+        encoder = self.sizes["layers"]
         decoder = self.integer(rule["decoder_layers"], least=1) or encoder
         keys = self._there(rule["layers"], rule["decoder_layers"])
         self._put("model.layers", encoder + decoder, keys)
@@ -471,10 +465,10 @@ class _Reader:
         why = "as the encoder's in T5's own pretraining; set it to the run's"
         self.ledger.assume("model.decoder_length", 512, why)
 
-    def _count(self, model: Transformer, entry: Mapping[str, object], is_known: bool) -> None:
+    def _count(self, model: Transformer, is_known: bool) -> None:
         """Parameters of the class's modules: of the simulated model and what it leaves out."""
         total = model.parameters().total
-        left_out = _difference(self, model, entry)
+        left_out = _difference(self, model)
         if is_known:  # of a class that is in no table the count would be a guess
             self.ledger.model_parameters = total + left_out
         if left_out and is_known:
@@ -500,17 +494,17 @@ def _period(windowed: Sequence[bool]) -> int | None:
     return None
 
 
-def _difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
+def _difference(reader: _Reader, model: Transformer) -> int:
     """Parameters that the class has and the simulated model has not, less those that only the model
     has: gates, sinks and norms of its own, biases of some products.
     """
-    extras = sum(_EXTRAS[name](reader, model) for name in entry.get("extras", ()))
-    return _bias_difference(reader, model, entry) + extras
+    extras = sum(_EXTRAS[name](reader, model) for name in reader.entry.get("extras", ()))
+    return _bias_difference(reader, model) + extras
 
 
-def _bias_difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
+def _bias_difference(reader: _Reader, model: Transformer) -> int:
     """Biases of the class beyond the model's, which are all, none, or of queries, keys, values."""
-    rules = entry.get("biases")
+    rules = reader.entry.get("biases")
     if rules is None or model.encoder_layers:
         return 0
     inputs, output, mlp, norms = (
@@ -529,7 +523,7 @@ def _bias_difference(reader: _Reader, model: Transformer, entry: Mapping[str, An
     if mlp and model.moe is not None and model.moe.shared_features:
         shared = model.moe.shared_features * (2 if model.gated_mlp else 1)
         difference += routed * (shared + model.hidden)
-    if mlp and model.moe is not None and entry["moe"].get("biases"):
+    if mlp and model.moe is not None and reader.entry["moe"].get("biases"):
         width = model.moe.ffn_hidden * (2 if model.gated_experts else 1) + model.hidden
         difference += routed * model.moe.experts * (width + 1)  # 1: the router's
     if norms:

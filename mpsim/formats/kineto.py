@@ -23,6 +23,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -101,11 +102,13 @@ _STREAMS = tuple(
 """Host operators that move memory: activations, norms, softmax, loss, embedding, backward."""
 _CLASSES = ("gemm", "attention", "memory")
 _RANGE_NAMES = {
-    "UNSHARD": "gather parameters",
-    "REDUCE_GRAD": "reduce gradients",
-    "SEND_F": "send activation",
-    "SEND_B": "send gradient",
+    "UNSHARD": ("gather parameters", "collective", "dp"),
+    "REDUCE_GRAD": ("reduce gradients", "collective", "dp"),
+    "SEND_F": ("send activation", "send", "pp"),
+    "SEND_B": ("send gradient", "send", "pp"),
 }
+
+_NO_RANK = "the trace does not say which rank it is of; torch writes distributedInfo from 2.1 on"
 
 Event = dict[str, Any]
 
@@ -199,21 +202,11 @@ class _Kernel(NamedTuple):
         shape = dict(self.shape)
         variant: dict[str, str | int | float | bool] = {"pass": self.way} if self.way else {}
         variant |= {"backend": self.backend, "causal": True} if self.backend else {}
+        point = partial(kernel_point, self.op, shape, times, dtype=self.dtype, place=place)
         if self.op != "gemm":
-            return kernel_point(
-                self.op, shape, times, dtype=self.dtype, place=place, variant=variant
-            )
+            return point(variant=variant)
         flops = gemm_flops(shape["m"], shape["n"], shape["k"], shape["batch"])
-        return kernel_point(
-            "gemm",
-            shape,
-            times,
-            dtype=self.dtype,
-            place=place,
-            variant=variant,
-            phase="sustained",
-            flops=flops,
-        )
+        return point(variant=variant, phase="sustained", flops=flops)
 
 
 class _Collective(NamedTuple):
@@ -433,11 +426,7 @@ def _read_trace(head: Head, options: Options) -> Recorded:
         or None,
         **trace.facts(),
     }
-    warnings = []
-    if rank is None:
-        warnings.append(
-            "the trace does not say which rank it is of; torch writes distributedInfo from 2.1 on"
-        )
+    warnings = [_NO_RANK] if rank is None else []
     if trace.wrong:
         warnings.append(f"{trace.wrong} events without a time were left out")
     spans = Spans(
@@ -535,9 +524,8 @@ class _Trace:
         elif category == "cpu_op" and self.keeps:
             # the host stands for what computes where no device does
             self.operators.compute(start, start + length)
-            if "::" in name and not name.startswith(
-                _BACKWARD
-            ):  # the rest only call others, and wait
+            # the rest only call others, and wait
+            if "::" in name and not name.startswith(_BACKWARD):
                 self.leaves.compute(start, start + length)
             self._operator(event, name, start, start + length)
         elif name in _SYNCS:
@@ -613,9 +601,8 @@ class _Trace:
     ) -> None:
         if self.keeps:
             at, until = start * _MICRO, end * _MICRO
-            self.calls.append(
-                Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
-            )
+            call = Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
+            self.calls.append(call)
 
     def _class(self, name: str, number: int | str, start: float, end: float) -> None:
         """Class of a kernel; a forward operator's runs again if that lies inside a backward."""
@@ -707,10 +694,7 @@ class _Trace:
             if item.what in ACTIONS:
                 yield Span(at, until, ACTIONS[item.what], item.what, stage=stage, microbatch=number)
             elif item.what in _RANGE_NAMES:
-                kind, axis = (
-                    ("send", "pp") if item.what in ("SEND_F", "SEND_B") else ("collective", "dp")
-                )
-                name = _RANGE_NAMES[item.what]
+                name, kind, axis = _RANGE_NAMES[item.what]
                 yield Span(at, until, kind, name, axis=axis, stage=stage, microbatch=number)
         where = "device" if self.optimizer["device"] or self.devices else "host"
         for start, end in self.optimizer[where]:

@@ -145,7 +145,7 @@ class Ledger:
         *,
         tool: str = "",
         version: str = "",
-        moves: Callable[[str], bool] = lambda _: False,
+        moves: Callable[[str], object] = lambda _: False,
     ) -> Imported:
         """The file as understood, with the fate of every key. FormatError names every refusal."""
         if self._refused:
@@ -247,7 +247,7 @@ class Settings:
     def refuse(self, name: str, why: str) -> None:
         """Refuse the file for a setting, or for the one that says a value of the scenario."""
         if "." in name and name not in self.keys:
-            name = self.first(*(row.name for row in keys_to(self.table, name)))
+            name = self.first(*(row.name for row in keys_to(self.table, name)), name)
         self.ledger.refuse(f"{self.place(name)}: {why}")
 
     def put(self, names: str | Iterable[str], to: str, value: object, why: str = "") -> None:

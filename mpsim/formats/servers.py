@@ -64,8 +64,8 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     ranks = _read_ranks(name, ledger, routed=routed)
     why = "no option says how requests come; so does the rest of serving.workload"
     ledger.assume("serving.workload.rate", 1.0, why)
-    moves = re.compile(engine["moves"])
-    read = ledger.close(name, tool=engine["title"], moves=lambda key: bool(moves.fullmatch(key)))
+    moves = re.compile(engine["moves"]).fullmatch
+    read = ledger.close(name, tool=engine["title"], moves=moves)
     sized = on_cluster(read, structs.replace(options, ranks=options.ranks or ranks))
     told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
     return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})

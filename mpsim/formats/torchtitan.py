@@ -38,11 +38,21 @@ _SECTIONS: Final = tuple(
 _WRITTEN: Final = tuple(
     "model training parallelism experimental activation_checkpoint compile float8".split()
 )
+_SECTIONS_2024: Final = {
+    "tensor": "training",
+    **dict.fromkeys(("pipeline", "context", "enable"), "experimental"),
+}
+"""Sections of what is parallelism now, by the first word of a key."""
 _V_SHAPED: Final = ("zb-v", "dualpipe-v")
 
 
 def _rules() -> Mapping[str, Any]:
     return table(DATA, _NAME)
+
+
+def _key(to: str) -> str:
+    """The key that says a value of the scenario, as it is written today."""
+    return keys_to(_NAME, to)[0].name
 
 
 def _is_torchtitan(head: Head) -> bool:
@@ -57,21 +67,14 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     """Read a configuration of any era. FormatError names degrees, names, numbers that are wrong."""
     data, lines = json_config(head) if head.is_object else toml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
-    signs: Mapping[str, str] = _rules()["signs"]
-    era = next(
-        (
-            era
-            for era, sign in signs.items()
-            if any(re.fullmatch(sign, key) for key in ledger.values)
-        ),
-        "2025",
-    )
+    signs = {era: re.compile(sign) for era, sign in _rules()["signs"].items()}
+    eras = [era for era, sign in signs.items() if any(map(sign.fullmatch, ledger.values))]
     names = {key: key for key in ledger.values}
     for section in reversed(_SECTIONS):  # the first that has a word counts
         start = f"{section}."
         names |= {key.removeprefix(start): key for key in ledger.values if key.startswith(start)}
     values = {name: ledger.get(key) for name, key in names.items()}
-    reader = _Reader(ledger, names, values, era)
+    reader = _Reader(ledger, names, values, era=eras[0] if eras else "2025")
     reader.model()
     reader.parallelism(options)
     reader.schedule()
@@ -79,11 +82,8 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     reader.precision()
     reader.recompute()
     reader.framework()
-    moves = re.compile(_rules()["moves"])
-    version = f"spelling of {era}"
-    return ledger.close(
-        _NAME, tool=_NAME, version=version, moves=lambda key: bool(moves.fullmatch(key))
-    )
+    moves = re.compile(_rules()["moves"]).fullmatch
+    return ledger.close(_NAME, tool=_NAME, version=f"spelling of {reader.era}", moves=moves)
 
 
 @structs.dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Reader(Settings):
     def parallelism(self, options: Options) -> None:
         """Degrees, what is sharded, and the number of accelerators."""
         for axis in ("tp", "pp", "cp", "ep", "etp"):
-            word = keys_to(_NAME, f"parallelism.{axis}")[0].name.partition(".")[2]
+            word = _key(f"parallelism.{axis}").partition(".")[2]
             degree = self.mesh[axis] = self.integer(word) or 1
             if axis == "etp" and self.mesh["ep"] > 1:
                 # torchtitan's default: each expert is whole on a rank
@@ -297,18 +297,15 @@ class _Reader(Settings):
 
     def precision(self) -> None:
         """Number format of products."""
-        names = [
-            name
-            for name in ("model.converters", "quantize.linear", "model.quantization")
-            if name in self.ledger
-        ]
+        lists = ("model.converters", "quantize.linear", "model.quantization")
+        names = [name for name in lists if name in self.ledger]
         words = str(self.ledger.get(names[0])) if names else ""
         if re.search(r"\bmx", words):
             self.put(names, "training.precision", "mxfp8")
         elif "float8" in words or self.on("enable_float8_linear"):
-            all_names = [*names, "enable_float8_linear", "recipe_name"]
+            names += ["enable_float8_linear", "recipe_name"]
             is_rowwise = "rowwise" in str(self.values.get("recipe_name"))
-            self.put(all_names, "training.precision", "fp8_rowwise" if is_rowwise else "fp8")
+            self.put(names, "training.precision", "fp8_rowwise" if is_rowwise else "fp8")
         else:
             row = keys_to(_NAME, "training.precision")[0]
             word = str(self.ledger.get(row.name, "bfloat16"))
@@ -332,10 +329,9 @@ class _Reader(Settings):
             self._every(rows, int(option))
         elif mode == "memory_budget":
             self.put(rows[0], to, "per-op")
-            why = (
-                "what runs again under a memory budget is not known; every second product does here"
-            )
-            self.ledger.warn(f"{self.ledger.place(rows[0])}: {why}")
+            why = "what runs again under a memory budget is not known; "
+            why += "every second product does here"
+            self.ledger.warn(f"{self.place(rows[0])}: {why}")
         else:
             got = f"got {shown(mode)} with option {shown(option)}"
             self.refuse(rows[0], f"{got}; needed none, selective or full")
@@ -355,23 +351,16 @@ class _Reader(Settings):
         preset = next(preset for preset, era in _rules()["eras"] if era == self.era)
         self.ledger.assume("framework.preset", preset, "the preset of the spelling")
         habits = framework(preset, {}).fields()
-        changes: dict[str, tuple[str, Any]] = {}
         if not self.on("compile", "enable"):
             self.put(self.first("compile", "enable"), "framework.compile", False)
-        elif "loss" not in self.ledger.get(parts := keys_to(_NAME, _LOSS)[0].name, ["loss"]):
+        elif "loss" not in self.ledger.get(parts := _key(_LOSS), ["loss"]):
             self.put(parts, _LOSS, "eager")
-        precision = str(self.ledger.scenario.get("training.precision", ""))
-        for word, to, value, counts in (
-            (
-                "enable_async_tensor_parallel",
-                "tensor_overlap",
-                "micro-pipeline",
-                self.mesh["tp"] > 1,
-            ),
-            ("enable_fsdp_float8_all_gather", "gathered_bytes", 1, precision.startswith("fp8")),
-        ):
-            if counts and self.on(word):
-                changes[to] = (word, value)
+        changes: dict[str, tuple[str, Any]] = {}
+        precision = str(self.scenario("training.precision"))
+        if self.mesh["tp"] > 1 and self.on(_ASYNC):
+            changes["tensor_overlap"] = (_ASYNC, "micro-pipeline")
+        if precision.startswith("fp8") and self.on(_NARROW):
+            changes["gathered_bytes"] = (_NARROW, 1)
         if precision == "fp8_rowwise":
             changes |= dict.fromkeys(_ROWWISE, ("", False))
         for name, (key, value) in changes.items():
@@ -383,6 +372,7 @@ _ENDS: Final = {
     "embedding": "pipeline_parallel_first_stage_less_layers",
     "loss": "pipeline_parallel_last_stage_less_layers",
 }
+_ASYNC, _NARROW = "enable_async_tensor_parallel", "enable_fsdp_float8_all_gather"
 _ROWWISE: Final = ("narrow_gathers", "scale_reductions")
 
 
@@ -417,11 +407,9 @@ class _Writer:
 
     def _write(self, key: str, value: object) -> None:
         section, _, word = key.partition(".")
+        if self.is_first and section == "parallelism":
+            section = _SECTIONS_2024.get(word.partition("_")[0], section)
         self.data[section][word] = value
-
-    def _pipeline(self, word: str, value: object) -> None:
-        section = "experimental" if self.is_first else "parallelism"
-        self._write(f"{section}.pipeline_parallel_{word}", value)
 
     def _model(self) -> None:
         wanted = self.scenario.transformer
@@ -437,19 +425,14 @@ class _Writer:
 
     def _degrees(self) -> None:
         p = self.scenario.parallelism
-        moved = (
-            {"tp": "training", "pp": "experimental", "cp": "experimental"} if self.is_first else {}
-        )
         for axis in ("tp", "pp", "cp", "ep", "etp"):
-            to, degree = f"parallelism.{axis}", getattr(p, axis)
-            word = keys_to(_NAME, to)[0].name.partition(".")[2]
+            degree = getattr(p, axis)
             counts = {"tp": True, "pp": True, "etp": p.ep > 1 and degree is not None}
             if counts.get(axis, bool(degree and degree > 1)):
-                self._write(f"{moved.get(axis, 'parallelism')}.{word}", degree)
+                self._write(_key(f"parallelism.{axis}"), degree)
         self._data_parallel()
         if p.tp > 1 and self.era == "2026-08":
-            row = keys_to(_NAME, "parallelism.sequence_parallel")[0]
-            self._write(row.name, p.sequence_parallel)
+            self._write(_key("parallelism.sequence_parallel"), p.sequence_parallel)
 
     def _data_parallel(self) -> None:
         """Ranks that share one copy of the parameters, and how many copies there are."""
@@ -467,7 +450,7 @@ class _Writer:
         chosen = self.scenario.framework
         stays = not framework(chosen.preset, chosen.overrides).fields()["reshard_after_forward"]
         if (p.zero == 2 or (p.zero == 3 and stays)) and (shard > 1 or p.cp > 1):
-            self._write("parallelism.fsdp_reshard_after_forward", "never")
+            self._write(_key(_RESHARDS), "never")
 
     def _schedule(self) -> None:
         schedule, p = self.scenario.schedule, self.scenario.parallelism
@@ -477,11 +460,11 @@ class _Writer:
             return
         chunks = self.scenario.virtual_stages
         if schedule.name not in words:
-            self._pipeline("schedule", "1F1B")
+            self._write(_key("schedule.name"), "1F1B")
             chunks = 1
         else:
             word, usual = words[schedule.name]
-            self._pipeline("schedule", word)
+            self._write(_key("schedule.name"), word)
             if usual == 2 and schedule.name not in _V_SHAPED:
                 self._chunks(chunks)
         for end, ends in _ENDS.items() if not self.is_first else ():
@@ -498,7 +481,7 @@ class _Writer:
         pp = self.scenario.parallelism.pp
         each = -(-layers // (pp * chunks))
         if -(-layers // each) // pp == chunks and self.data["model"]:
-            self._pipeline("layers_per_stage", each)
+            self._write(_key("schedule.virtual_stages"), each)
 
     def _batches(self) -> None:
         training, dp = self.scenario.training_step, self.scenario.dp
@@ -519,9 +502,10 @@ class _Writer:
         else:
             self._write("training.batch_size", local)
         if pp > 1 and self.is_first:
-            self._pipeline("microbatches", self.scenario.microbatches)
+            microbatches = self.scenario.microbatches
+            self._write("parallelism.pipeline_parallel_microbatches", microbatches)
         elif pp > 1:
-            self._pipeline("microbatch_size", micro)
+            self._write("parallelism.pipeline_parallel_microbatch_size", micro)
 
     def _precision(self) -> None:
         precision = self.scenario.training_step.precision
@@ -558,12 +542,11 @@ class _Writer:
         name = "training.compile" if self.era in ("2024", "2025") else "compile.enable"
         self._write(name, is_compiled)
         if wanted["tensor_overlap"] == "micro-pipeline" and self.scenario.parallelism.tp > 1:
-            section = "experimental" if self.is_first else "parallelism"
-            self._write(f"{section}.enable_async_tensor_parallel", True)
+            self._write(f"parallelism.{_ASYNC}", True)
         precision = self.scenario.training_step.precision
         scaled = "converters" in self.data["model"] or self.data["float8"]
         if precision.startswith("fp8") and scaled and wanted["gathered_bytes"] == 1:
-            self._write("float8.enable_fsdp_float8_all_gather", True)
+            self._write(f"float8.{_NARROW}", True)
 
 
 TORCHTITAN: Final = Format(

@@ -136,6 +136,7 @@ def test_torchtitan_accumulates_over_whole_schedules(total, schedules, given):
         ("1f1b", "MySchedule", "MySchedule"),
         ("tensor_parallel_degree = 8", "tensor_parallel_degree = 7", "do not divide"),
         ('mode = "full"', 'mode = "some"', "needed none, selective or full"),
+        ('mode = "full"', 'selective_ac_option = "some"', "needed none, selective or full"),
         ("batch_size = 8", 'batch_size = "x"', "whole number"),
         ("[model]", "[model", "not TOML"),
     ],
