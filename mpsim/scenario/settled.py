@@ -82,15 +82,15 @@ def homeless(stack: str, chips: Iterable[Accelerator]) -> list[str]:
     """Say where a stack is simulated on accelerators that it was not written for, and which was:
     such habits and kernels are of nobody's run.
     """
-    homes: Mapping[str, list[str]] = read_shipped("mpsim.scenario.data", "homes.yaml")["homes"]
+    known = read_shipped("mpsim.scenario.data", "homes.yaml")
+    homes, ports, words = known["homes"], known["ports"], {}
     preset, _ = framework_line(stack)
     own = next((family for family, stacks in homes.items() if preset in stacks), "")
-    words = {
-        chip.family: f"{stack} was not written for {chip.name}, and is simulated all the same"
-        + (f"; take {' or '.join(homes[chip.family][:2])}" if chip.family in homes else "")
-        for chip in chips
-        if preset and own != (chip.family if chip.family in homes else "")
-    }
+    for chip in chips:
+        if preset and own != (chip.family if chip.family in homes else ""):
+            meant = homes.get(chip.family) or ports.get(chip.vendor, {}).get(preset, [])
+            text = f"{stack} was not written for {chip.name}, and is simulated all the same"
+            words[chip.family] = text + (f"; take {' or '.join(meant[:2])}" if meant else "")
     return [f"framework: {text}" for text in words.values()]
 
 

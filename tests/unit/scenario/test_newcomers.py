@@ -217,7 +217,8 @@ def test_a_step_that_waits_for_its_launches_says_what_mends_it(base):
     [
         ("torchtitan-2025", "tpu-v6e", "not written for tpu-v6e, .*; take maxtext-tpu"),
         ("megatron-lm", "aws-trn2", "not written for trainium2, .*; take neuronx-distributed"),
-        ("maxtext", "dgx-h100", "maxtext was not written for h100-sxm"),
+        ("maxtext", "dgx-h100", "maxtext was not written for h100-sxm, .*; take maxtext-gpu"),
+        ("maxtext", "mi300x-8", "for mi300x, and is simulated all the same($|[^;])"),
         ("maxtext-tpu", "tpu-v6e", ""),
         ("torchtitan-2025", "mi300x-8", ""),
         ("neuronx-distributed", "aws-trn2", ""),
@@ -233,6 +234,10 @@ def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, ba
 
 def test_homes_are_stacks_and_families_of_the_catalog():
     """What was renamed would warn of nothing."""
-    homes = read_shipped("mpsim.scenario.data", "homes.yaml")["homes"]
+    known = read_shipped("mpsim.scenario.data", "homes.yaml")
+    homes, ports = known["homes"], known["ports"]
+    for stacks in ports.values():
+        assert set(itertools.chain(stacks, *stacks.values())) <= set(framework_names())
+    assert set(ports) <= {accelerator(name).vendor for name in accelerator_names()}
     assert set(homes) <= {accelerator(name).family for name in accelerator_names()}
     assert set(itertools.chain(*homes.values())) <= set(framework_names())
