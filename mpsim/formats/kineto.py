@@ -344,27 +344,19 @@ def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kerne
         if len(heads) < _FEWEST_DIMS or heads[0][2] != heads[1][2]:
             return None
         (batch, count, sequence, width), few = heads[0], heads[1][1]
-        sizes = {
-            "batch": batch,
-            "heads": count,
-            "kv_heads": few,
-            "sequence": sequence,
-            "head_dim": width,
-        }
-        return _Kernel(
-            op, dtype, tuple(sizes.items()), way, "cudnn" if "cudnn" in name else "flash"
-        )
+        sizes = (batch, count, few, sequence, width)
+        shape = zip(("batch", "heads", "kv_heads", "sequence", "head_dim"), sizes, strict=True)
+        return _Kernel(op, dtype, tuple(shape), way, "cudnn" if "cudnn" in name else "flash")
     rows, features = math.prod(wide[0][:-1]), wide[0][-1]
     if op == "add" and (len(sides) < _FEWEST_DIMS or sides[0] != sides[1]):
         return None
+    named_sizes = {"tokens": rows, "features": features}
     if op == "cross_entropy":
-        return _Kernel(op, dtype, (("tokens", rows), ("vocabulary", features)), way)
-    if op == "embedding":
+        named_sizes = {"tokens": rows, "vocabulary": features}
+    elif op == "embedding":
         table, ids = (rows, math.prod(sides[1])) if len(sides) > 1 and not backward else (1, rows)
-        return _Kernel(
-            op, dtype, (("tokens", ids), ("vocabulary", table), ("features", features)), way
-        )
-    return _Kernel(op, dtype, (("tokens", rows), ("features", features)), way)
+        named_sizes = {"tokens": ids, "vocabulary": table, "features": features}
+    return _Kernel(op, dtype, tuple(named_sizes.items()), way)
 
 
 def _product(

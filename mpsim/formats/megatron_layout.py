@@ -53,29 +53,22 @@ def read_layout(given: Reading, layers: int | None) -> None:
 
 def _read_sharding(given: Reading) -> None:
     """Which states data-parallel ranks share."""
-    names = [
-        "use-megatron-fsdp",
-        "use-custom-fsdp",
-        "use-torch-fsdp2",
-        "data-parallel-sharding-strategy",
-    ]
+    own, torch = ("use-megatron-fsdp", "use-custom-fsdp"), "use-torch-fsdp2"
+    strategy = "data-parallel-sharding-strategy"
     usual = "optim_grads_params" if given.since("core_v0.18.0") else "no_shard"
-    stage = given.meant("data-parallel-sharding-strategy", usual)
+    stage = given.meant(strategy, usual)
     distributed = int(given.on("use-distributed-optimizer"))
-    if given.on("use-torch-fsdp2"):
-        given.put("use-torch-fsdp2", "parallelism.zero", 3)
-    elif given.on("use-megatron-fsdp", "use-custom-fsdp") and stage is not None:
-        given.put(names, "parallelism.zero", max(stage, distributed))
+    if given.on(torch):
+        given.put(torch, "parallelism.zero", 3)
+    elif given.on(*own) and stage is not None:
+        given.put([*own, torch, strategy], "parallelism.zero", max(stage, distributed))
     else:
         given.put("use-distributed-optimizer", "parallelism.zero", distributed)
     given.read("parallelism.offload")
     share, offloaded = "optimizer-offload-fraction", given.scenario("parallelism.offload")
     if share in given.keys and offloaded:
-        given.put(
-            [row.name for row in keys_to("megatron", "parallelism.offload")] + [share],
-            "parallelism.offload",
-            offloaded,
-        )
+        names = [*(row.name for row in keys_to("megatron", "parallelism.offload")), share]
+        given.put(names, "parallelism.offload", offloaded)
         if given.number(share) not in (None, 1.0):
             given.put([share], "parallelism.offload_fraction", given.number(share))
 

@@ -9,6 +9,7 @@ from mpsim.formats.ledger import MOST_LAYERS
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
+from mpsim.workload.experts import Experts
 
 _LATENT = tuple(
     f"model.mla.{field}"
@@ -19,18 +20,13 @@ _LATENT = tuple(
 def read_model(given: Reading) -> int | None:
     """Put the model into the ledger; returns its layers without those of multi-token prediction."""
     name = given.first("num-layers", "encoder-num-layers", "decoder-num-layers")
-    layers, further = (
-        given.integer(name, most=MOST_LAYERS),
-        given.integer("mtp-num-layers", least=0),
-    )
+    layers = given.integer(name, most=MOST_LAYERS)
+    further = given.integer("mtp-num-layers", least=0) or 0
     if layers is None:
         given.ledger.ask("model.layers")
     else:
-        given.put(
-            [name, *(["mtp-num-layers"] if further else [])],
-            "model.layers",
-            layers + (further or 0),
-        )
+        names = [name, "mtp-num-layers"] if further else [name]
+        given.put(names, "model.layers", layers + further)
     if further:
         given.put("mtp-num-layers", "model.mtp_layers", further)
     given.read("model.hidden", "model.heads")
@@ -82,17 +78,15 @@ def _read_heads(given: Reading) -> None:
 
 def _read_positions(given: Reading) -> None:
     rotary = given.on("use-rotary-position-embeddings")
-    kind = given.text("position-embedding-type")
-    positions = "rotary"
+    name, positions = "position-embedding-type", "rotary"
+    kind = given.text(name)
     if not rotary:
         is_none = kind in (None, "learned_absolute") and given.on("no-position-embedding")
         is_none = is_none or kind == "no_position_embedding"
-        positions = (
-            "none" if is_none else given.meant("position-embedding-type", "learned_absolute")
-        )
+        positions = "none" if is_none else given.meant(name, "learned_absolute")
     if positions is None:
         return
-    names = ["position-embedding-type", "use-rotary-position-embeddings", "no-position-embedding"]
+    names = [name, "use-rotary-position-embeddings", "no-position-embedding"]
     given.put(names, "model.positions", positions)
     rows = given.integer("max-position-embeddings")
     if positions == "learned" and rows is not None:
@@ -294,14 +288,15 @@ def _write_experts(put: Writing) -> None:
         if experts.shared_experts > 1:
             words = f"{experts.shared_experts} shared experts are one, as wide as all of them"
             put.notes.append(words)
-    _write_expert_layers(put, experts.dense_layers, experts.every, model.layers - model.mtp_layers)
+    _write_expert_layers(put, experts, model.layers - model.mtp_layers)
     if experts.capacity_factor:
         put.put("moe-expert-capacity-factor", experts.capacity_factor)
 
 
-def _write_expert_layers(put: Writing, dense: int, every: int, layers: int) -> None:
+def _write_expert_layers(put: Writing, experts: Experts, layers: int) -> None:
     """Which layers have experts."""
-    where = [int(layer >= dense and (layer - dense + 1) % every == 0) for layer in range(layers)]
+    dense, every = experts.dense_layers, experts.every
+    where = [int(experts.replaces(layer)) for layer in range(layers)]
     if all(where):
         return
     if every == 1 and dense:

@@ -120,11 +120,8 @@ class Reading(Settings):
             row = next((row for row in rows if self.stated(row.name)), rows[0])
             value = self._plain(row)
             if value is None:
-                usual = (
-                    row.dataclass
-                    if self.is_dataclass and row.dataclass is not None
-                    else row.default
-                )
+                fills = self.is_dataclass and row.dataclass is not None
+                usual = row.dataclass if fills else row.default
                 value = None if row.name in self.keys and row.kind == "word" else usual
             if value is not None:
                 self.put(row.name, to, value)

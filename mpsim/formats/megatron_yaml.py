@@ -157,9 +157,8 @@ def _put_precision(ledger: Ledger, keys: dict[str, str], values: dict[str, objec
             ledger.refuse(f"{ledger.place(key)}: {why}")
             return
         for name, value in known[word].items():
-            if (
-                name not in values or key == _PRECISIONS[0]
-            ):  # a recipe wins over the blocks it fills
+            # a recipe wins over the blocks it fills
+            if name not in values or key == _PRECISIONS[0]:
                 keys[name], values[name] = key, value
     narrow = values.get("fp8-format")
     if narrow is not None and str(narrow).lower() not in _FP8_FORMATS:
@@ -209,15 +208,8 @@ def _exported(put: Writing, form: Format, tool: str, start: Mapping[str, object]
         field, held = _field(setting, value)
         place[field] = held
     text = "".join(f"# {line}\n" for line in header(put.run, tool)) + yaml_text(data)
-    return read_back(
-        put.run,
-        form,
-        text,
-        tool=tool,
-        habits=f"Megatron-LM {put.tag}",
-        notes=put.notes,
-        why=put.why,
-    )
+    habits = f"Megatron-LM {put.tag}"
+    return read_back(put.run, form, text, tool=tool, habits=habits, notes=put.notes, why=put.why)
 
 
 def _field(setting: str, value: object) -> tuple[str, object]:

@@ -235,9 +235,8 @@ class _Shell:
             self._set(name, [*old, value] if more else [value], token.line)
 
     def _assign_array(self, match: re.Match[str], line: int, tokens: Iterable[_Value]) -> None:
-        elements = [
-            value for token in tokens if token.text != "\n" for value in self._expand(token)
-        ]
+        words = (token for token in tokens if token.text != "\n")
+        elements = [value for word in words for value in self._expand(word)]
         old = self.variables.get(match[1], []) if match[3] else []
         self.arrays.add(match[1])
         self._set(match[1], [*old, *elements], line)
@@ -249,17 +248,13 @@ class _Shell:
         if branch is not None and (old is None or _text(old) != _text(values)):
             where = f"in a {branch.kind} that begins on line {branch.line}"
             if old is not None and _text(values).startswith(_text(old)):
-                words = [
-                    word for word in _text(values)[len(_text(old)) :].split() if word[:2] == "--"
-                ]
+                added = _text(values)[len(_text(old)) :].split()
+                words = [word for word in added if word[:2] == "--"]
                 flags = " ".join(_MARK.sub("", word.partition("=")[0])[:60] for word in words[:40])
                 reason = f"{flags} (added to ${name} {where})".strip()
                 mark = self._unknown(reason, line)
-                values = (
-                    [*old, mark]
-                    if name in self.arrays
-                    else [_Value(f"{_text(old)} {mark.text} ", line)]
-                )
+                joined = _Value(f"{_text(old)} {mark.text} ", line)
+                values = [*old, mark] if name in self.arrays else [joined]
             else:
                 how = "set only" if old is None else "set"
                 values = [self._unknown(f"${name} ({how} {where})", line)]
@@ -307,10 +302,8 @@ class _Shell:
             self._value(self._part(piece)) if _MARK.fullmatch(piece) else _Value(piece, line)
             for piece in pieces
         ]
-        return _Value(
-            "".join(value.text for value in values),
-            next((value.line for value in values if value.text and value.line), line),
-        )
+        first = next((value.line for value in values if value.text and value.line), line)
+        return _Value("".join(value.text for value in values), first)
 
     def _value(self, part: _Part, depth: int = 0) -> _Value:
         if part.kind == "unknown":
@@ -463,9 +456,8 @@ class _Shell:
                 kind = {"$((": "sum", "${": "variable"}.get(opening, "unknown")
                 if kind == "unknown":
                     words = " ".join(content.split())[:40]
-                    return self._unknown(
-                        f"$({words}) (a command, and none is run)", line
-                    ).text, stop + len(closing)
+                    value = self._unknown(f"$({words}) (a command, and none is run)", line)
+                    return value.text, stop + len(closing)
                 return self._mark(_Part(kind, content, quoted, line)), stop + len(closing)
         match = _VARIABLE.match(text, place + 1)
         if match is None:
