@@ -19,7 +19,7 @@ from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panel
 from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
 from mpsim.plot.step import parts_of
 from mpsim.study import Comparison, Sensitivity, Sweep
-from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of
+from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of, worded
 from mpsim.study.goodput import Goodput
 from mpsim.study.rows import Row, column_of
 from mpsim.study.scaling import Scale
@@ -139,7 +139,7 @@ def sweep_chart(
     if key not in sweep.keys:
         raise ScenarioError(f"got key {key!r}, which was not varied; {nearest(key, sweep.keys)}")
     rows = list(sweep)
-    values = {key: list(dict.fromkeys(str(row.values[key]) for row in rows)) for key in sweep.keys}
+    values = {key: [*dict.fromkeys(worded(row.values[key]) for row in rows)] for key in sweep.keys}
     roles = _roles([name for name in sweep.keys if name != key], values)
     named = [[f"{_short(name)} {value}" for value in values[name]] for name in roles.shown]
     lines, columns, downs = [*named, [""], [""], [""]][:3]
@@ -203,7 +203,7 @@ def _table(
     less = metric in _LESS_IS_BETTER or _axis_of(metric).unit not in ("", "share")
     sign = -1.0 if less else 1.0
     for row in rows:
-        place = tuple(values[name].index(str(row.values[name])) for name in keys)
+        place = tuple(values[name].index(worded(row.values[name])) for name in keys)
         number = row.number(metric)
         known = sign * figures[place] if np.isfinite(figures[place]) else -math.inf
         if math.isfinite(number) and (row.usable, sign * number) > (usable[place], known):

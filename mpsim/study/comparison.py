@@ -24,6 +24,7 @@ from mpsim.study.figures import (
     share_text,
     title_of,
     warned,
+    worded,
 )
 from mpsim.study.plan import Assumptions, plan_training
 from mpsim.study.ties import Ratio, ratio_of
@@ -141,8 +142,7 @@ class Comparison(Shown, Tabular):
     def _changed(self) -> list[str]:
         """Keys and values of B instead of those of A, the first few."""
         words = [
-            f"{key} "
-            + " to ".join("default" if value is None else f"{value}"[:_LONGEST] for value in values)
+            f"{key} {' to '.join(worded(value)[:_LONGEST] for value in values)}"
             for key, values in list(self.changes.items())[:_TOLD]
         ]
         more = len(self.changes) - len(words)

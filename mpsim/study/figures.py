@@ -97,6 +97,11 @@ def share_text(value: float | None) -> str:
     return "-" if value is None else percent(value, signed=True)
 
 
+def worded(value: object) -> str:
+    """A value of a setting; null leaves it to its default."""
+    return "default" if value is None else str(value)
+
+
 def warned(warnings: Mapping[str, object]) -> tuple[str, ...]:
     """Warnings of several results, each once with the names that it is of, unless of all.
 

@@ -113,11 +113,11 @@ class Training(Shown):
             "tco2": self.carbon_kg / _TONNE,
         }
 
-    def sheet(self, *, facility: str = "") -> Sheet:
-        """The plan in full, as ``mpsim plan`` prints it; `facility`: assumptions in words."""
+    def sheet(self, *, facility: str = "", whose: str = "") -> Sheet:
+        """The plan in full; in words `facility`: assumptions, `whose`: what warnings are of."""
         values = changed(self.values)
         title = f"{self.scenario}, {values}" if values else self.scenario
-        warnings = tuple(f"warning: {warning}" for warning in self.warnings)
+        warnings = tuple(f"warning{whose}: {warning}" for warning in self.warnings)
         return Sheet(title, (Section(tuple(_lines(self, facility)), lines=warnings),))
 
     def to_json(self) -> dict[str, object]:
@@ -279,21 +279,21 @@ class Plans(Shown, Tabular):
     def table(self) -> list[dict[str, object]]:
         """One mapping a plan: its values, figures, and whether it is possible."""
         names = ("steps", "step_time_s", "accelerators", "days", "gpu_hours", "usd", "mwh", "tco2")
-        plain = [(row, row.to_json()) for row in self.rows]
         return [
             {
                 **row.values,
                 **{name: figures[name] for name in (*names, "goodput", "fits_memory")},
                 "possible": self.meets(row),
             }
-            for row, figures in plain
+            for row, figures in ((row, row.to_json()) for row in self.rows)
         ]
 
     def sheet(self) -> Sheet:
         """Plans side by side and the best in full, as ``mpsim plan`` prints them."""
         several = len(self.rows) > 1
         lead = self.best if several else next(iter(self.rows), None)
-        full = lead.sheet(facility=self.facility) if lead else Sheet("", ())
+        whose = " of the best row" if several else ""
+        full = lead.sheet(facility=self.facility, whose=whose) if lead else Sheet("", ())
         if not several:
             return full
         below = (structs.replace(part, title=full.title) for part in full.sections)
@@ -407,8 +407,7 @@ def plan(
             f"{scenario.name}: none of {len(failed)} combinations can be planned; the first:"
             f" {failed[0][1]}"
         )
-    words = assumed.facility.words
-    return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, words)
+    return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, assumed.facility.words)
 
 
 def _base(scenario: Scenario, values: Mapping[str, object]) -> Scenario:

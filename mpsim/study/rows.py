@@ -13,6 +13,7 @@ from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.result.words import odds_words
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.figures import worded
 from mpsim.study.journal import Journal
 from mpsim.study.ties import tie
 from mpsim.table import plural
@@ -137,23 +138,18 @@ class Sweep(Shown, Tabular):
                 "-" if math.isnan(value := row.number(name)) else shown(value)
                 for name, shown in columns.values()
             )
-            reason = row.reason or ""
-            mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
-            lines.append((*map(str, row.values.values()), *figures, mark))
+            mark = f"[{notes.setdefault(row.reason, len(notes) + 1)}]" if row.reason else ""
+            lines.append((*map(worded, row.values.values()), *figures, mark))
         right = tuple(range(len(keys), len(keys) + len(columns)))
         header = (*keys, *columns, *(("note",) if notes else ()))
         below = [f"[{number}] {reason}" for reason, number in notes.items()]
         if best is not None:
-            what = (
-                "output tokens/s per accelerator within the limits"
-                if serves
-                else "tokens/s per accelerator that fit"
-            )
+            kind, limit = ("output ", "within the limits") if serves else ("", "that fit")
+            what = f"{kind}tokens/s per accelerator {limit}"
             tie = f"; tie with {plural(ties, 'other')} within the error of such differences"
             odds = odds_words(best.summary or {})
             below.append(f"most {what}: {assigned(best.values)}{odds}{tie if ties else ''}")
-        other = best is None or thriftiest is None or thriftiest.values != best.values
-        if hardware and not serves and thriftiest is not None and other:
+        if hardware and not serves and thriftiest and thriftiest.values != (best and best.values):
             below.append(f"least energy a token at the meter: {assigned(thriftiest.values)}")
         for warning, count in self.warnings.items():
             below.append(f"warning of {count:,} of {plural(len(rows), 'row')}: {warning}")
@@ -261,7 +257,7 @@ def reason_of(error: MpsimError) -> str:
 
 def assigned(values: Mapping[str, object]) -> str:
     """Values by dotted key in one line."""
-    return ", ".join(f"{key} {value}" for key, value in values.items())
+    return ", ".join(f"{key} {worded(value)}" for key, value in values.items())
 
 
 _digits = "{:.5g}".format

@@ -12,7 +12,7 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.shipped import read_shipped
 from mpsim.study.facility import Facility, rate_of, read_rates
-from mpsim.study.plan import Assumptions, known_trainings, plan, plan_training
+from mpsim.study.plan import Assumptions, Plans, known_trainings, plan, plan_training
 from mpsim.study.reliability import Reliability, expected_share
 
 TOKENS = 3e9
@@ -140,6 +140,9 @@ def test_a_plan_carries_the_warnings_of_its_step(scenario):
     assert planned.to_json()["warnings"] == result.summary["warnings"]
     warned = dataclasses.replace(planned, warnings=("hot",))
     assert "warning: hot" in warned.sheet().text()
+    both = Plans((warned, dataclasses.replace(planned, warnings=("cold",), days=99.0)))
+    assert "warning of the best row: hot" in both.sheet().text()
+    assert "cold" not in both.sheet().text()
 
 
 def test_energy_goes_from_the_chips_to_the_meter_to_the_grid(scenario):

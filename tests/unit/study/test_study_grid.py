@@ -35,6 +35,13 @@ def test_rows_are_the_cartesian_product_with_the_last_key_fastest():
     assert [tuple(row.values()) for row in rows] == [(1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (2, 4)]
 
 
+def test_null_is_called_the_default(scenario):
+    """As in comparisons; None is no word of a scenario file."""
+    text = mpsim.sweep(scenario, {"training.micro_batch": [None]}).sheet().text()
+    assert "micro_batch default" in text
+    assert "None" not in text
+
+
 @pytest.mark.parametrize("values", [{}, {"parallelism.tp": []}])
 def test_nothing_to_sweep_over_is_refused(values):
     """An empty table would look like a result."""
