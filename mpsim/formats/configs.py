@@ -167,11 +167,8 @@ def scalar(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         is_plain = re.fullmatch(r"[\w./ -]*\w[\w./ -]*", value, re.ASCII) is not None
-        return (
-            value
-            if is_plain and value == value.strip() and resolve(value) == value
-            else json.dumps(value)
-        )
+        is_same = is_plain and value == value.strip() and resolve(value) == value
+        return value if is_same else json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(scalar, value)) + "]"
     if isinstance(value, Mapping):

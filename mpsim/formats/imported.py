@@ -46,11 +46,9 @@ class Assumed:
         """The assumption as one sentence."""
         if self.text:
             return self.text
-        return (
-            f"{self.to}: {self.why}"
-            if self.value == ""
-            else f"{self.to} = {self.value} ({self.why})"
-        )
+        if self.value == "":
+            return f"{self.to}: {self.why}"
+        return f"{self.to} = {self.value} ({self.why})"
 
 
 @structs.dataclass(frozen=True, slots=True)

@@ -142,6 +142,10 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
     """Objects of a list, decoded as they arrive; what was decoded is forgotten chunk by chunk."""
     decode = json.JSONDecoder().raw_decode
     chunk, count = _CHUNK, 0
+
+    def broken(why: str) -> CalibrationError:
+        return CalibrationError(f"{path}: event {count + 1} {why}")
+
     while True:
         while place < len(buffer) and buffer[place] in ", \t\r\n":
             place += 1
@@ -155,15 +159,11 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             event, place = decode(buffer, place)
             chunk, count = _CHUNK, count + 1
         except RecursionError as error:
-            raise CalibrationError(
-                f"{path}: event {count + 1} is nested deeper than can be read"
-            ) from error
+            raise broken("is nested deeper than can be read") from error
         except json.JSONDecodeError as error:
             if len(buffer) - place > LINE:
-                raise CalibrationError(
-                    f"{path}: event {count + 1} is no JSON object:"
-                    f" {shown(buffer[place : place + _SHOWN])}"
-                ) from error
+                beginning = shown(buffer[place : place + _SHOWN])
+                raise broken(f"is no JSON object: {beginning}") from error
             chunk_text = stream.read(chunk)
             if not chunk_text:
                 raise CalibrationError(
@@ -173,9 +173,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             buffer, place, chunk = buffer[place:] + chunk_text, 0, 2 * chunk
             continue
         except ValueError as error:  # Python reads no integers of thousands of digits
-            raise CalibrationError(
-                f"{path}: event {count + 1} has a number too long to read"
-            ) from error
+            raise broken("has a number too long to read") from error
         if isinstance(event, dict):
             yield event
 

@@ -65,9 +65,8 @@ def header(text: str) -> dict[str, Word]:
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if stripped.startswith("#SBATCH"):
-            words = [
-                Word(word, number) for word in stripped[len("#SBATCH") :].partition(" #")[0].split()
-            ]
+            stated = stripped.removeprefix("#SBATCH").partition(" #")[0]
+            words = [Word(word, number) for word in stated.split()]
             options |= {f"#SBATCH {key}": value for key, value in options_of(words)}
         elif stripped and not stripped.startswith("#"):
             break
@@ -196,11 +195,8 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
     if nodes is not None and per_node is None and each is not None:
         per_node = Stated(each, "")
         ranks = nodes.value * each
-        ledger.note(
-            "cluster.accelerators_per_node",
-            f"one process an accelerator of {options.cluster}",
-            each,
-        )
+        why = f"one process an accelerator of {options.cluster}"
+        ledger.note("cluster.accelerators_per_node", why, each)
     for stated in (nodes, per_node, launch.world):
         if stated is not None and stated.value < 1:
             ledger.refuse(f"{ledger.place(stated.key)}: got {stated.value}; needed 1 or more")
@@ -225,27 +221,22 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
 def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
     """Put so many accelerators into the ledger, on whole nodes of the user's cluster."""
     each = accelerators_of(options.cluster)
-    stated = [key for key in keys if key in ledger]
+    stated, named = [key for key in keys if key in ledger], ", ".join(keys)
     sized: dict[str, int] = {}
     if each is None:
         ledger.ask("cluster.preset")
-        ledger.note(
-            "cluster",
-            f"{ranks} accelerators ({', '.join(keys)}); nodes follow from the cluster",
-            ranks,
-        )
+        why = f"{ranks} accelerators ({named}); nodes follow from the cluster"
+        ledger.note("cluster", why, ranks)
     elif ranks <= each:
         sized = {"cluster.nodes": 1, "cluster.accelerators_per_node": ranks}
     elif ranks % each:
-        ledger.refuse(
-            f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as"
-            f" {options.cluster} has"
-        )
+        why = f"{ranks} accelerators are no whole nodes of {each}, as {options.cluster} has"
+        ledger.refuse(f"{named}: {why}")
     else:
         sized = {"cluster.nodes": ranks // each}
     for to, value in sized.items():
         if stated:
             ledger.put(stated, to, value)
         else:
-            ledger.assume(to, value, f"{', '.join(keys)} over the {each} accelerators of a node")
+            ledger.assume(to, value, f"{named} over the {each} accelerators of a node")
     return ranks

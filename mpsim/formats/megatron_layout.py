@@ -224,9 +224,8 @@ def _read_precision(given: Reading) -> None:
 
 
 def _read_recompute(given: Reading) -> None:
-    old = given.stated(
-        "checkpoint-activations", keys_to("megatron", "training.recompute_method")[1].name
-    )
+    method = keys_to("megatron", "training.recompute_method")[1].name
+    old = given.stated("checkpoint-activations", method)
     how = given.text("recompute-granularity")
     if how is None and given.on("recompute-activations"):
         how = "selective"
