@@ -52,7 +52,7 @@ _TOWER = "Encoder of images, on ranks of the first stage; a preset gives fields 
 _Figures = _section(
     Transformer,
     "Figures",
-    "Figures of a model.",
+    "Sizes of a model.",
     "preset name",
     preset=Name,
     name=Name,

@@ -214,7 +214,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sums.csv").write_bytes(published.read_bytes())
     trace = published.parents[1] / "measured" / "explained" / "clean" / "rank0.json.gz"
     (folder / trace.name).write_bytes(trace.read_bytes())
-    (folder / "train.jsonl").write_text('{"step": 3, "step_time_s": 1.5}\n')
+    (folder / "train.jsonl").write_text('{"step": 3, "step_time_s": 0.4}\n')
     kept = Watch(1.0, times=[2.0])  # of another log: counts beside this one
     kept.save(folder / "kept.json")
     launched = folder / "launched"
