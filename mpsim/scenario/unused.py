@@ -88,7 +88,6 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
         s.parallelism.zero == 3 and s.parallelism.pp == 1 and not s.software.data.bucket_copies
     ),
     "whole sequences": lambda s: not s.parallelism.sequence_parallel,
-    "several devices": lambda s: s.replicas * s.parallelism.pp > 1,
     "no host states": lambda s: s.parallelism.offload == "none",
     # of the step
     "no narrow formats": lambda s: s.training_step.precision in ("bf16", "fp16", "fp32", "tf32"),

@@ -135,7 +135,8 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "expert_regrouping": {**MIXTURE, "framework.expert_dispatch": "fused"},
     },
     "serving.engine": {
-        **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
+        "expert_kernel": MIXTRAL,
+        "prompt_layer_time": {**MIXTRAL, "serving.engine": {"piecewise_graphs": False}},
         "cast_time": {"serving.weights": "fp8_block"},
         "expert_padding": {**MIXTRAL, "serving.weights": "fp8_block"},
         **dict.fromkeys(("padded_families", "padded_below"), PADDED),
