@@ -136,6 +136,11 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
             "simulation.network": "flow",
         },
         "cluster.fabric.links": {"cluster.fabric": STAR, **WIDE},
+        "simulation.network": {
+            **PODS,
+            "cluster.fabric.oversubscription": 4,
+            "cluster.placement": "strided",
+        },
         "cluster.fabric.graph": {"cluster.fabric": STAR, **WIDE},
         "cluster.stages": {"cluster.stages": PARTS},
         "cluster.stages.nic.switch_ports": {**MANY, "cluster.stages": PARTS, "parallelism.pp": 2},
@@ -336,8 +341,9 @@ USUAL = {
 def keys() -> Iterator[str]:
     """Every key of the schema that holds a value, not a section."""
     for key in known_keys(Scenario):
-        if section_at(Scenario, key.split(".")) is None and not key.endswith(NO_FIGURES):
-            yield key
+        is_value = section_at(Scenario, key.split(".")) is None
+        if is_value and not key.endswith(NO_FIGURES) and not key.startswith("design."):
+            yield key  # a run takes no notice of a study
 
 
 def field(key: str) -> pydantic.fields.FieldInfo:
