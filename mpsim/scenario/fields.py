@@ -34,10 +34,15 @@ class Section(pydantic.BaseModel):
     )
 
 
+def worded(name: str, part: str, source: object, figures: Mapping[str, object]) -> str:
+    """Words of data/mistakes.yaml: what it `says` of a mistake, or the `key` that it blames."""
+    words: str = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name][part]
+    return words.format(s=source, **figures)
+
+
 def contradiction(name: str, section: Section, /, **figures: object) -> ValueError:
     """A section that contradicts itself, in the words of data/mistakes.yaml."""
-    row = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name]
-    return ValueError(row["says"].format(s=section, **figures))
+    return ValueError(worded(name, "says", section, figures))
 
 
 @structs.dataclass(frozen=True, slots=True)

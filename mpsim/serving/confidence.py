@@ -30,7 +30,7 @@ from mpsim.result.residuals import (
 )
 from mpsim.result.words import Figures
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.spread import BATCHES, MANY, Sketch, Values
+from mpsim.serving.spread import BATCHES, MANY, Sketch, Values, batches
 from mpsim.units import Dimension, format_quantity
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -147,7 +147,7 @@ def steady_state(
     course = Course(
         count,
         float(service[counted].mean()),
-        np.array([batch.mean() for batch in np.array_split(queue[counted], BATCHES)]),
+        np.array([batch.mean() for batch in batches(queue[counted])]),
         inside,
         third,
         float(arrival[counted][-1] - arrival[counted][0]),

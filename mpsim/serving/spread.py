@@ -20,6 +20,11 @@ MANY: Final = 2 * BATCHES  # values that are worth cutting into batches
 _BINS: Final = 3200  # up to some 200 days
 
 
+def batches(values: Floats) -> list[Floats]:
+    """Batches of values in their order."""
+    return np.array_split(values, BATCHES)
+
+
 class Values:
     """All values that are finite; figures of none are NaN."""
 
@@ -50,11 +55,7 @@ class Values:
     @property
     def means(self) -> Floats:
         """Mean of each batch, of few of each value."""
-        parts = (
-            np.array_split(self._finite, BATCHES)
-            if self.count >= MANY
-            else np.split(self._finite, self.count)
-        )
+        parts = batches(self._finite) if self.count >= MANY else np.split(self._finite, self.count)
         return np.array([part.mean() for part in parts])
 
     def at(self, place: int) -> float:
@@ -67,7 +68,7 @@ class Values:
 
     def batch_quantiles(self, share: float) -> list[float]:
         """The same of each batch."""
-        return [float(np.quantile(part, share)) for part in np.array_split(self._finite, BATCHES)]
+        return [float(np.quantile(part, share)) for part in batches(self._finite)]
 
 
 class Sketch:

@@ -12,8 +12,8 @@ from mpsim import structs
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework
+from mpsim.scenario.fields import worded
 from mpsim.scenario.layers import Layers, lay_values
-from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -25,8 +25,7 @@ FIXED_KEYS: Final = ("schema", "name", "sweep", "design", "include", "overrides"
 
 def mistake(name: str, scenario: Written, /, **figures: object) -> Problem:
     """A mistake in the words of data/mistakes.yaml, with `figures` beside those of the scenario."""
-    row = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name]
-    said, key = (row[part].format(s=scenario, **figures) for part in ("says", "key"))
+    said, key = (worded(name, part, scenario, figures) for part in ("says", "key"))
     return Problem(said, key)
 
 
