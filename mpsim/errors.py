@@ -9,6 +9,7 @@ A message says where, what was got, what is needed, and the change that mends it
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 
@@ -156,11 +157,11 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
         return f"did you mean {meant!r}?"
     cutoff = 0.5 if len(name) < 4 else 0.6  # one slip in two letters is half of them
     plain = name.rpartition("/")[2]
-    cases = (
-        difflib.get_close_matches(each, names, count, cutoff) for each in (plain, plain.lower())
+    begun = [each for each in names if each.startswith(f"{plain.lower()}-")]  # V100, A800
+    alike = functools.partial(
+        difflib.get_close_matches, possibilities=names, n=count, cutoff=cutoff
     )
-    if close := next(filter(None, cases), None):
+    if close := begun[:count] or alike(plain) or alike(plain.lower()):
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
-    more = len(names) - LONGEST_LIST
-    tail = f" and {more} more" if more > 0 else ""
+    tail = f" and {more} more" if (more := len(names) - LONGEST_LIST) > 0 else ""
     return f"known: {', '.join(names[:LONGEST_LIST])}{tail}"

@@ -26,7 +26,7 @@ from mpsim.memo import remembered
 RING_LIMIT = 4  # ranks up to which NCCL sums in a ring even where switches could
 _CURVE_OF = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce"}
 _COPIED = 2.0  # a copy within a device reads and writes
-_TUNED = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
+_TUNED = {"ada": "ampere", "turing": "volta"}  # PCIe boards, where only the host's caps differ
 _ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
 
 

@@ -18,6 +18,7 @@ from mpsim.workload import (
     Role,
     expand_layer,
     make_elementwise,
+    make_gemm,
     model,
 )
 
@@ -228,6 +229,21 @@ def test_a_power_cap_slows_products_and_spares_what_memory_bounds() -> None:
     assert ratios[200.0][1] > 1.0
     products = [gemm for gemm, _ in ratios.values()]
     assert products == sorted(products)
+
+
+@pytest.mark.parametrize(
+    ("board", "burst", "sustained"),
+    [("t4", 42.3, 24.0), ("v100-sxm2-16", 97.4, 86.9), ("a40", 122.3, None)],
+)
+def test_boards_of_a_table_of_torch_products_reach_what_it_has(
+    board: str, burst: float, sustained: float | None
+) -> None:
+    """A large fp16 product runs at the measured rate [TFLOP/s]; under T4's 70 W at 24."""
+    large = make_gemm(Role.KERNEL, Phase.FORWARD, m=8192, n=8192, k=8192)
+    for clocks, rate in (("burst", burst), ("sustained", sustained)):
+        kernels = KernelModel(accelerator(board), "fp16", clocks=clocks)
+        reached = large.flops / float(kernels.seconds([large])[0]) / 1e12
+        assert rate is None or reached == pytest.approx(rate, rel=0.03)
 
 
 def test_memory_kernels_take_the_level_of_real_training() -> None:

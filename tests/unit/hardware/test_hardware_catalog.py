@@ -135,6 +135,7 @@ def test_v100_has_neither_bf16_nor_tf32():
     ("ask", "wrong", "right"),
     [
         (accelerator, "h100-sxn", "h100-sxm"),
+        (accelerator, "A800", "a800-sxm-80"),
         (link, "nvlnk4", "nvlink4"),
         (system, "dgx-h10", "dgx-h100"),
     ],
