@@ -111,15 +111,7 @@ def _opened(path: str | Path) -> AbstractContextManager[IO[bytes]]:
 
 
 class Archive:
-    """An archive that is read.
-
-    Attributes
-    ----------
-    kind : str
-        Class of the whole.
-    version : str
-        Version of mpsim that wrote it.
-    """
+    """An archive that is read: `kind` is the class of the whole, `version` that of its mpsim."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = path

@@ -58,13 +58,7 @@ class UnitError(MpsimError, ValueError):
 
 
 class ScenarioError(MpsimError, ValueError):
-    """A scenario that cannot be simulated; ``problems`` holds every mistake found.
-
-    Parameters
-    ----------
-    problems : iterable of Problem or str
-        At least one.
-    """
+    """A scenario that cannot be simulated; ``problems`` holds every mistake found, at least one."""
 
     def __init__(self, problems: Iterable[Problem] | str) -> None:
         given = [Problem(problems)] if isinstance(problems, str) else list(problems)
@@ -102,12 +96,7 @@ class FormatError(MpsimError, ValueError):
 class TooLargeError(MpsimError, RuntimeError):
     """A question that costs more than the limits, and was not marked as meant (`mpsim.unlimited`).
 
-    Parameters
-    ----------
-    memory_bytes, seconds : float
-        Estimated cost [B], [s].
-    points : int
-        Simulations of a study, 0 for a single one.
+    `memory_bytes`, `seconds`: estimated cost [B], [s]. `points`: simulations of a study, else 0.
     """
 
     def __init__(
@@ -120,15 +109,7 @@ class TooLargeError(MpsimError, RuntimeError):
 
 
 class MissingExtraError(MpsimError, ImportError):
-    """An optional dependency that is not installed.
-
-    Parameters
-    ----------
-    package : str
-        The import that failed.
-    extra : str
-        The extra of mpsim that brings it.
-    """
+    """An optional dependency, the import `package`, that the `extra` of mpsim would bring."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'mpsim[{extra}]'")

@@ -142,15 +142,9 @@ def asked_once(
     return wrap
 
 
-def usage() -> dict[str, tuple[int, int | None]]:
-    """Answers that each remembered function keeps, and its bound, by the function's full name."""
-    return {
-        f"{cache.__module__}.{cache.__qualname__}": (
-            cache.cache_info().currsize,
-            cache.cache_info().maxsize,
-        )
-        for cache in _CACHES
-    }
+def usage() -> list[tuple[int, int | None]]:
+    """Answers that each remembered function keeps, and its bound."""
+    return [(info.currsize, info.maxsize) for info in (each.cache_info() for each in _CACHES)]
 
 
 def forget() -> None:

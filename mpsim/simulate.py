@@ -37,20 +37,12 @@ if TYPE_CHECKING:
 
 @structs.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Prepared:
-    """A step that is ready to run.
-
-    Parameters
-    ----------
-    costs : PlanCosts
-        Of the plan.
-    program : Program
-        Of the plan at these costs.
-    """
+    """A step that is ready to run."""
 
     scenario: Scenario
     plan: Plan
     costs: PlanCosts
-    program: Program
+    program: Program  # of the plan at these costs
 
     def __repr__(self) -> str:
         return f"Prepared({self.plan!r}, {self.program!r})"
@@ -65,12 +57,8 @@ class Prepared:
         return self.result(self.timeline())
 
     def timeline(self) -> Timeline:
-        """Run the program on the engine that the scenario asks for.
-
-        Raises
-        ------
-        ScenarioError
-            If operations wait for each other, as where messages block in the wrong schedule.
+        """Run the program on the engine that the scenario asks for. ScenarioError if operations
+        wait for each other, as where messages block in the wrong schedule.
         """
         try:
             return self._run()
@@ -79,12 +67,8 @@ class Prepared:
             raise self._stuck(error) from None
 
     def check_order(self) -> None:
-        """Refuse a step whose operations wait for each other, without simulating anything else.
-
-        Raises
-        ------
-        ScenarioError
-            As `timeline` does.
+        """Refuse, as `timeline` does, a step whose operations wait for each other, without
+        simulating anything else.
         """
         try:
             run(self.program, "replay")
@@ -190,12 +174,7 @@ def simulate(
     scenario: Scenario, *, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Result | ServiceResult:
     """Simulate what a scenario asks for: a training step, or a service, which reports requests that
-    have ended and all there are to `progress`.
-
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
+    have ended and all there are to `progress`. ScenarioError with every problem of the scenario.
     """
     if not scenario.serves:
         return simulate_step(scenario)

@@ -34,6 +34,7 @@ class Dimension(enum.StrEnum):
 
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_PARTS = {"": 1.0, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "n": 1e-9, "p": 1e-12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 
 
@@ -43,18 +44,7 @@ def _scaled(unit: str, prefixes: Mapping[str, float], factor: float = 1.0) -> di
 
 _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
     {
-        Dimension.TIME: {
-            "s": 1.0,
-            "ms": 1e-3,
-            "us": 1e-6,
-            "µs": 1e-6,
-            "μs": 1e-6,
-            "ns": 1e-9,
-            "ps": 1e-12,
-            "min": 60.0,
-            "h": 3600.0,
-            "d": 86400.0,
-        },
+        Dimension.TIME: _scaled("s", _PARTS) | {"min": 60.0, "h": 3600.0, "d": 86400.0},
         Dimension.BYTES: {
             **_scaled("B", _DECIMAL | _BINARY),
             **_scaled("b", _DECIMAL | _BINARY, 1 / 8),

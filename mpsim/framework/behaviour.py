@@ -4,8 +4,6 @@ Field names are unique across the groups, so that presets and scenarios write th
 with a default describes a habit that most stacks do not have; a preset states every other field.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Annotated, Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """Framework: how a software stack runs the step, as far as time and memory depend on it."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ from mpsim.framework.behaviour import (
     TensorBehaviour,
 )
 from mpsim.memo import remembered
-from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, markers, read
+from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, hints, markers, read
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
 
@@ -72,7 +70,7 @@ class Framework:
             )
         )
 
-    def in_precision(self, precision: str) -> Framework:
+    def in_precision(self, precision: str) -> typing.Self:
         """The stack with its element sizes as training in `precision` has them.
 
         Presets state the sizes of mixed 16-bit training. In fp32 and tf32 every element takes 4
@@ -96,7 +94,7 @@ class Framework:
         data = structs.replace(self.data, gathered_bytes=gathered)
         return structs.replace(self, lowering=lowering, optimizer=optimizer, data=data)
 
-    def training_adapters(self) -> Framework:
+    def training_adapters(self) -> typing.Self:
         """The stack where adapters alone train: gradients and states have the width of these."""
         optimizer, width = self.optimizer, self.lowering.adapter_bytes
         times = width / optimizer.parameter_bytes if width else 1.0
@@ -104,7 +102,7 @@ class Framework:
         sizes = {field: type(size)(times * size) for field, size in known.items()}
         return structs.replace(self, optimizer=structs.replace(optimizer, **sizes))
 
-    def on_host(self, call_time: float) -> Framework:
+    def on_host(self, call_time: float) -> typing.Self:
         """The stack on a host whose calls take so many times those of an x86 server."""
         if call_time == 1.0:
             return self
@@ -153,7 +151,7 @@ AREAS: Mapping[str, str] = types.MappingProxyType(
 @remembered(1)
 def _groups() -> Mapping[str, type]:
     """Class of each area, and of what a preset says of itself."""
-    return typing.get_type_hints(Framework)
+    return hints(Framework)
 
 
 @remembered(1)

@@ -3,8 +3,6 @@
 Hardware only carries them: `mpsim.cost` reads constants and curves in place of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

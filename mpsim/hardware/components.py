@@ -3,8 +3,6 @@
 All bandwidths are per direction: a bidirectional (marketing) figure is halved on entry.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import types

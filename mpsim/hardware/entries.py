@@ -4,8 +4,6 @@ An entry carries ``source`` and ``as_of`` for its figures, ``figures`` for those
 ``recalled`` for those nobody has read: from memory, or an estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
@@ -39,7 +37,7 @@ class _Origin:
     source: str
     as_of: object
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    extra_keys: ClassVar = "forbid"
 
     def __str__(self) -> str:
         return f"{self.source} ({self.as_of})"

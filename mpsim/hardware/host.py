@@ -1,7 +1,5 @@
 """Host: what keeps offloaded model states, and the links they travel over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -3,8 +3,6 @@
 Everything is read on first use and kept. An unknown name is a HardwareError with near names.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Final

@@ -4,8 +4,6 @@ A file holds an accelerator and links as a catalog does, and ``constants``, ``cu
 ``framework``, which `mpsim.hardware.Calibration` carries (docs/reference/calibration.md).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ class _Constant:
     status: object = None
     note: object = None
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    extra_keys: ClassVar = "forbid"
 
     def fitted(self) -> Fitted:
         """The constant, as sure as it is itself where its bounds are not known."""
@@ -56,7 +54,7 @@ class _Curve:
     ranks: _Ranks = 0
     domains: _Ranks = 1
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    extra_keys: ClassVar = "forbid"
 
     def __post_init__(self) -> None:
         if not self.bytes or len(self.bytes) != len(self.seconds):

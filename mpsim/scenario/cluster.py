@@ -1,7 +1,5 @@
 """The ``cluster:`` section: a system, one with changes, parts put together, unlike nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, TypeGuard, TypeVar, cast

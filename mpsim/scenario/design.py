@@ -1,7 +1,5 @@
 """The ``design:`` section: the work of a cluster, which may do it, what they may cost."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 import pydantic

@@ -1,10 +1,8 @@
 """The kinds of field a scenario is made of: strict models, quantities with units, shorthands."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
@@ -216,7 +214,7 @@ class LengthChoice(Section):
         return {"tokens": data} if isinstance(data, int) and not isinstance(data, bool) else data
 
     @pydantic.model_validator(mode="after")
-    def _check_kind(self) -> LengthChoice:
+    def _check_kind(self) -> Self:
         for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
             if getattr(self, key) != usual and self.kind != kind:
                 raise contradiction("idle_length", self, key=key, kind=kind)

@@ -1,7 +1,5 @@
 """The ``model:`` section: a preset, a preset with changes, or a model spelled out."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Mapping
 from typing import Any, Final

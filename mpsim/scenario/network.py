@@ -1,7 +1,5 @@
 """The ``cluster.fabric:`` section: the network between nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

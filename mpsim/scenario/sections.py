@@ -1,11 +1,9 @@
 """Sections of a scenario that stand for themselves, from parallelism to the sweep."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, Self, TypeAlias, get_args
 
 import pydantic
 from pydantic import Field
@@ -123,7 +121,7 @@ class ScheduleChoice(Section):
     """Whole schedules of a step, one after another, as torch's stacks run them; left out, one."""
 
     @pydantic.model_validator(mode="after")
-    def _check_choice(self) -> ScheduleChoice:
+    def _check_choice(self) -> Self:
         if (self.name is None) == (self.file is None):
             got = "neither" if self.name is None else "both"
             raise ValueError(f"got {got} of name and file; needed one, such as 'schedule: 1f1b'")
@@ -267,7 +265,7 @@ class SlowPart(Section):
     """Speed over that of the others, such as 0.8."""
 
     @pydantic.model_validator(mode="after")
-    def _check_one(self) -> SlowPart:
+    def _check_one(self) -> Self:
         if (self.node is None) == (self.ranks is None):
             raise ValueError("needed one of node and ranks, such as {ranks: [12], speed: 0.8}")
         return self

@@ -1,9 +1,7 @@
 """The serving section: engine, precision, replicas, requests and what they were promised."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -84,7 +82,7 @@ class Workload(Section):
         return data
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> Workload:
+    def _check(self) -> Self:
         for key, how in _USES.items():
             is_given = getattr(self, key) is not None
             is_used = self.arrival == how or (key, self.arrival) == ("rate", "gamma")
@@ -183,7 +181,7 @@ class Speculation(Section):
     n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
 
     @pydantic.model_validator(mode="after")
-    def _check_positions(self) -> Speculation:
+    def _check_positions(self) -> Self:
         if len(self.by_position) > self.tokens:
             raise contradiction("drafted", self, given=len(self.by_position))
         return self

@@ -1,7 +1,5 @@
 """Scenario as written: sections, and what follows from each; `Scenario` checks and varies it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -128,7 +126,7 @@ class Written(Section):
         return self.serving
 
     @property
-    def pools(self) -> Mapping[str, PoolChoice]:
+    def pools(self) -> "Mapping[str, PoolChoice]":
         """Instances of a service, or of each of its pools, by the section that has them: with what
         pools share filled in, and one instance where the cluster is to say how many.
         """
@@ -149,7 +147,7 @@ class Written(Section):
         }
 
     @classmethod
-    def of(cls, document: Document, *, like: Written | None = None) -> Self:
+    def of(cls, document: Document, *, like: "Written | None" = None) -> Self:
         """Make the sections of a document, unchecked; what they have in common with `like` is
         looked up once. pydantic.ValidationError if a section is not well-formed.
         """

@@ -1,7 +1,5 @@
 """Serving engines: how a stack batches, what it keeps, and what it costs beside the device."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias

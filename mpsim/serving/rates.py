@@ -1,7 +1,5 @@
 """Rates that kernels of serving reach on a cluster, an engine's all-reduces and exchanges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lowering: how software turns a model into kernels."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from mpsim import structs

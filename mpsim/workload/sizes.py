@@ -1,7 +1,5 @@
 """Sizes of a model: bounds that its nouns mark their fields with, and what does not fit them."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
