@@ -206,9 +206,9 @@ def test_a_length_that_is_not_stated_is_that_of_the_model(model: str, tokens: st
     assert with_batch(Cells(row), {}).cells.text("seq_len") == tokens
 
 
-def test_attention_is_fused_in_torch_from_2023_on() -> None:
-    """Of a stack that nothing is known of; the words of a row come before its date."""
-    row = {"framework": "own trainer", "measured_date": "2022-11"}
+def test_attention_is_fused_in_torch_from_its_second_release_on() -> None:
+    """Torch 2.0 is of 2023-03-15; the words of a row come before its date."""
+    row = {"framework": "own trainer", "measured_date": "2023-03"}
     rules = [
         rule_of(Cells({**row, **more}))["framework"].get("fused_attention", True)
         for more in ({}, {"measured_date": "2023-04"}, {"framework": "trainer, FlashAttention"})

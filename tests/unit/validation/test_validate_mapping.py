@@ -119,6 +119,7 @@ def _step(run: Imported) -> float:
             "megatron-deepspeed-2023",
         ),
         ({"framework": "DeepSpeed ZeRO-3", **SHARDED}, "deepspeed-zero3"),
+        ({"framework": "SageMaker (MiCS)", **SHARDED}, "deepspeed-zero3"),
         ({"framework": "GPT-NeoX"}, "gpt-neox"),
         ({"framework": "ColossalAI"}, "colossalai"),
         ({"framework": "BMTrain", **SHARDED}, "bmtrain"),
