@@ -59,7 +59,10 @@ class Log:
     def __init__(
         self, requests: Requests | Stream, plan: ServicePlan, folded: Folded | None
     ) -> None:
-        self._folded, self.unit = folded, requests.unit
+        # engines share whole blocks alone: units that are shared together, and their tokens
+        block = max(pool.engine.block for pool in plan.pools.values())
+        self._together = -(-block // max(1, requests.unit))
+        self._folded, self.unit = folded, self._together * requests.unit // block * block
         if isinstance(requests, Requests):
             self.count, self._pages = len(requests), iter([requests])
             self.longest_output = int(requests.output.max(initial=0))
@@ -99,7 +102,7 @@ class Log:
             column += [math.nan] * count
         self.prompt += page.prompt.tolist()
         self.output += page.output.tolist()
-        self._hashes += page.hashes or ()
+        self._hashes += [own[self._together - 1 :: self._together] for own in page.hashes or ()]
         self.loaded += count
         self._left.append(count)
         self._size = self._size or count  # that of all pages but the last

@@ -163,13 +163,11 @@ class Tally:
 def _tokens_within(requests: Requests, served: Served, begin: float, end: float) -> Floats:
     """Tokens of each request between two times, as if they came evenly from first to last."""
     begun = (served.first >= begin) & (served.first <= end)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        last, first = np.minimum(served.last, end), np.maximum(served.first, begin)
-        share = (last - first) / (served.last - served.first)
+    last, first = np.minimum(served.last, end), np.maximum(served.first, begin)
     whole, further = begun & (served.last <= end), requests.output - 1.0
-    tokens: Floats = (
-        np.where(requests.output > 1, np.where(whole, 1.0, share) * further, 0.0) + begun
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # of answers of one token
+        share = np.where(whole, 1.0, (last - first) / (served.last - served.first))
+        tokens: Floats = np.where(further > 0, share * further, 0.0) + begun
     return tokens
 
 

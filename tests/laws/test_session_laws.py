@@ -137,3 +137,19 @@ def test_sessions_without_sense_are_refused(load: dict[str, Any], reason: str) -
     with pytest.raises(ScenarioError, match="needed 1 to search for a rate") as caught:
         mpsim.search(scenario(slo={"ttft": "1 s"}), objective="rate")
     assert [problem.key for problem in caught.value.problems] == ["serving.workload.turns"]
+
+
+@pytest.mark.parametrize(("block", "shared"), [(16, 400), (64, 384), (256, 256), (512, 0)])
+@pytest.mark.parametrize("host", ["0 GB", "10 GB"])
+def test_whole_blocks_alone_are_shared(block, shared, host):
+    """Of a prefix of 400 tokens engines keep those of full blocks; one shorter than a block is computed by every request."""
+    load = {"turns": 1, "think_time": "0 s", "prompt": 1000, "output": 2, "shared_prefix": 400}
+    engine = {"block": block, "host_cache": host}
+    result = served({**load, "requests": 40}, engine=engine, replicas=1)
+    assert kept(result) == pytest.approx(39 / 40 * shared / 1000)
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_of_one_token_are_counted_without_a_warning():
+    """Numpy has nothing to say of requests that give no second token."""
+    assert served({"output": 1, "requests": 40}).summary["output_tokens_per_s"] > 0
