@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Count, Name, Power, PriceRate, Section, Within
+from mpsim.scenario.fields import Count, Name, Power, Section, Within
 from mpsim.scenario.sections import SweepValues
 from mpsim.units import Dimension, parse_count
 
@@ -36,11 +36,11 @@ class Job(Section):
 class Bounds(Section):
     """Bounds of the cluster."""
 
-    capital: Dollars | None = None
+    capital: Annotated[float, Field(gt=0, le=1e13)] | None = None
     """Price of everything that is bought [USD]."""
-    hourly: PriceRate | None = None
+    hourly: Annotated[float, Within(Dimension.PRICE_RATE, 1e-6, 1e9)] | None = None
     """Cost of an hour."""
-    power: Power | None = None
+    power: Annotated[float, Within(Dimension.POWER, 1.0, 1e9)] | None = None
     """Power at the meter, such as '2 MW'."""
     racks: Count | None = None
     """Racks; a scale-up domain of several nodes is one."""

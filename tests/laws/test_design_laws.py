@@ -315,3 +315,10 @@ def test_a_service_on_a_cluster_of_a_design_has_no_problem() -> None:
     )
     for values in ({"cluster.nodes": 1}, {"cluster.nodes": 2}):
         assert explorer.on("chat", values, explorer.machine(values)).problems == []
+
+
+@pytest.mark.parametrize("bound", [{"capital": 0}, {"power": "0 W"}, {"hourly": "0 USD/h"}])
+def test_a_bound_of_nothing_is_refused(bound: dict[str, Any]) -> None:
+    """No cluster costs or draws nothing: such a bound is a mistake, and not one that everybody keeps."""
+    with pytest.raises(ScenarioError, match=f"design.bounds.{next(iter(bound))}"):
+        study({f"bounds/{key}": value for key, value in bound.items()})

@@ -168,7 +168,7 @@ def _over(option: Option, spec: DesignChoice) -> dict[str, float]:
     over = {
         name: taken / most
         for name, (taken, most) in takes.items()
-        if taken is not None and most is not None and most > 0 and taken > most
+        if taken is not None and most is not None and taken > most
     }
     for name, job in spec.jobs.items():
         entry = option.entries.get(name, {})
