@@ -33,14 +33,7 @@ _QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 
 
 class Product(Lazy[Mapping[str, object]]):
-    """Every combination of some values, the last key fastest, each made when it is asked for.
-
-    Examples
-    --------
-    >>> grid = Product({"parallelism.tp": [1, 2], "parallelism.pp": [4, 8]})
-    >>> len(grid), grid[2]
-    (4, {'parallelism.tp': 2, 'parallelism.pp': 4})
-    """
+    """Every combination of some values, the last key fastest, each made when it is asked for."""
 
     def __init__(self, values: Mapping[str, Sequence[object]]) -> None:
         self._values = {key: tuple(choices) for key, choices in values.items()}
@@ -234,13 +227,6 @@ def sweep(
         If the workers that compute went away.
     KeyboardInterrupt
         If no row was finished until then; else those that were are returned.
-
-    Examples
-    --------
-    >>> import mpsim
-    >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
-    >>> mpsim.sweep(scenario, {"parallelism.tp": [1, 2, 4]}).best.values  # doctest: +SKIP
-    {'parallelism.tp': 2}
     """
     report = progress or (lambda done, total: None)
     combined = combinations(values)

@@ -153,8 +153,7 @@ def daly_interval(blocking: float, mean_time_between: float) -> float:
 
 def usual_interval(checkpoint: Checkpoint, mean_time_between: float) -> float:
     """Work between checkpoints as teams choose: Daly's within practice; time to store one [s]."""
-    known = constants()
-    best = daly_interval(checkpoint.blocking, mean_time_between)
+    known, best = constants(), daly_interval(checkpoint.blocking, mean_time_between)
     usual = min(max(best, known["checkpoint_least"]), known["checkpoint_most"])
     return max(usual, checkpoint.lag)
 

@@ -3,7 +3,7 @@
 A rank that differs unfolds only what it touches: its replica becomes a class of its own, and so
 does no other. Ranks that meet inside an action, in the collectives of its layers, all take the time
 of the slowest. Kernels of an action take longer, its collectives do not, so that an action is not
-slowed down by more than it computes; what it sends over a thinner NIC takes longer by as much.
+slowed down by more than it computes, nor do launches; what it sends over a thinner NIC does.
 
 Shapes: K samples, N rows of the unfolded program, R its rank classes, A copies of each folded
 class, P pipeline ranks, T templates, F factors.
@@ -47,6 +47,7 @@ from mpsim.study.draws import (
 )
 from mpsim.study.figures import part_text
 from mpsim.table import plural
+from mpsim.training.vocabulary import PARTS
 
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated
 # ranks that meet inside actions stay together: their coordinates say nothing
@@ -54,6 +55,7 @@ _FOLDED = "".join(f" {axis.name} 0" for axis in reversed(FOLDED) if axis.name !=
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _CONFIDENCE = 0.95
 _EXPERTS = "experts"  # how the names of their kernels begin
+_HOST = PARTS.index("host")
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -91,13 +93,7 @@ class VariedSteps(Shown):
         return self.mean_s / self.undisturbed_s
 
     def percentile(self, percent: float) -> Percentile:
-        """One percentile, with the order statistics that enclose it.
-
-        Notes
-        -----
-        Of K samples the number below the true percentile is binomial, so two order statistics
-        enclose it with known probability, whatever the distribution.
-        """
+        """One percentile, with the order statistics that enclose it."""
         ordered = np.sort(self.step_times_s)
         low, high = _enclosing(len(ordered), percent / 100)
         return Percentile(
@@ -224,6 +220,8 @@ class _Machine:
         self.at_once = max(1, VALUES // max(len(self.base), 1))
         self._moving = np.repeat(links_of(plain, prepared.plan).work, unfolding.count)
         self._steps: Steps | None = None
+        host = prepared.plan.layout.framework.host
+        self._runs_ahead = not host.launch_blocking and not host.layer_synchronizations
         if prepared.replays:
             self._structure = Structure.unfolded(plain, unfolding)
         else:
@@ -325,8 +323,15 @@ class _Machine:
         computes = np.isin(program.kind, COMPUTE) & (program.stream == Stream.COMPUTE)
         scale: Floats = draw.jitter[steps.coarse]
         whole = program.template >= 0
-        kernels = computes & ~whole
+        waits = program.part == _HOST
+        kernels = computes & ~whole & ~waits
         scale[kernels] *= draw.slow[home[kernels]]
+        hosts = self._template[steps.coarse]
+        for number in np.unique(hosts[computes & ~whole & waits]).tolist():
+            mine = np.flatnonzero(computes & waits & (hosts == number))
+            slow, index = np.unique(draw.slow[home[mine]], return_inverse=True)
+            left = 1.0 - self._reduced(number, slow, 1.0)[1] / self._templates[number].parts[_HOST]
+            scale[mine] *= left[index]
         if whole.any():  # no action sends over NICs, so that it takes its own time
             coarse = steps.coarse[whole]
             durations = self._loaded_with(draw, self._slowed(draw.slow, np.ones_like(draw.thin)))
@@ -390,16 +395,25 @@ class _Machine:
             grid = distinct
             if len(distinct) > _GRID:
                 grid = np.linspace(distinct[0], distinct[-1], _GRID)
-            times = self._reduced(number, tuple(grid.tolist()), slower)
+            times = np.subtract(*self._reduced(number, grid, slower))
             result[mine] = np.rint(np.interp(distinct, grid, times))[index.reshape(-1)]
         return result
 
-    def _reduced(self, number: int, factors: tuple[float, ...], thin: float) -> Floats:
+    def _reduced(self, number: int, factors: Floats, thin: float) -> tuple[Floats, Floats]:
+        """Time of an action, and what is hidden in its waits for the host, which launches no slower
+        for a slow device: as much goes of them as layers take longer, unless it waits for those.
+        """
         template = self._templates[number]
-        kernels = template.stream == Stream.COMPUTE
-        scale = np.where(kernels, np.array(factors)[:, None], 1.0)
+        computes, waits = template.stream == Stream.COMPUTE, template.part == _HOST
+        longer = np.append(factors, 1.0)[:, None]
+        scale = np.where(computes & ~waits, longer, 1.0)
         scale = scale * np.where(template.out_bytes > 0, thin, 1.0)
-        return reduce_template(template, np.rint(template.duration * scale))[1]
+        took = reduce_template(template, np.rint(template.duration * scale))[1]
+        idle, head = (
+            template.duration[own].sum() for own in (waits, computes & (template.layer < 0))
+        )
+        more = took[:-1] - took[-1] - (factors - 1.0) * head
+        return took[:-1], np.minimum(more, idle) if idle and self._runs_ahead else 0.0 * more
 
     @functools.cached_property
     def _loaded(self) -> dict[int, tuple[Floats, Floats]]:
@@ -451,13 +465,8 @@ def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
     """
     number = np.arange(count + 1)
     logs = np.array([math.lgamma(n + 1) for n in range(count + 1)])
-    chance = np.exp(
-        logs[count]
-        - logs
-        - logs[::-1]
-        + number * math.log(share)
-        + (count - number) * math.log1p(-share)
-    )
+    ways = logs[count] - logs - logs[::-1]
+    chance = np.exp(ways + number * math.log(share) + (count - number) * math.log1p(-share))
     below = np.cumsum(chance)  # P(at most i samples below the quantile)
     doubt = (1 - _CONFIDENCE) / 2
     place = share * (count - 1)  # of the quantile of the sample, which lies between them

@@ -22,7 +22,7 @@ DATA = {
     "cluster": {"preset": "dgx-a100-80gb", "nodes": 4},
     "parallelism": {"tp": 4, "pp": 2, "dp": 4},
     "training": {"global_batch": 32, "sequence_length": 2048},
-    "framework": "megatron-core",
+    "framework": {"preset": "megatron-core", "launch_cost": "0 us"},
 }
 
 
@@ -77,6 +77,14 @@ def test_waiting_sums_to_the_idle_time_of_every_class(result):
     assert one.blame.waiting.sum(axis=0) == pytest.approx(idle, rel=1e-9)
     assert (one.blame.late <= one.blame.waiting.sum(axis=0) + 1e-12).all()
     assert one.blame.matrix.sum(axis=0) == pytest.approx(one.blame.suffered)
+
+
+def test_a_slow_device_hides_in_the_waits_for_its_host(result):
+    """A rank at half speed costs a step that waits for launches less than one that never does: its host is as fast as ever."""
+    slow = {"slow": [{"ranks": [5], "speed": 0.5}]}
+    waiting = mpsim.Scenario.from_mapping({**DATA, "framework": "megatron-core"})
+    hidden = varied(mpsim.simulate(waiting), **slow)
+    assert 1.0 < hidden.slowdown < varied(result, **slow).slowdown - 0.1
 
 
 def test_everybody_slow_alike_is_a_slower_machine(result):
