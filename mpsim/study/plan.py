@@ -15,7 +15,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
 from mpsim.memo import remembered
 from mpsim.result import Result
-from mpsim.result.residuals import Setting
+from mpsim.result.residuals import Interval, Setting
 from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
@@ -113,16 +113,19 @@ class Training(Shown):
             "tco2": self.carbon_kg / _TONNE,
         }
 
-    def sheet(self, *, facility: str = "", whose: str = "") -> Sheet:
+    def sheet(
+        self, *, facility: str = "", whose: str = "", odds: Mapping[str, float] | None = None
+    ) -> Sheet:
         """The plan in full; in words `facility`: assumptions, `whose`: what warnings are of."""
         values = changed(self.values)
         title = f"{self.scenario}, {values}" if values else self.scenario
         warnings = tuple(f"warning{whose}: {warning}" for warning in self.warnings)
-        return Sheet(title, (Section(tuple(_lines(self, facility)), lines=warnings),))
+        kept = ((name, f"kept with odds of {percent(own)}") for name, own in (odds or {}).items())
+        return Sheet(title, (Section((*_lines(self, facility), *kept), lines=warnings),))
 
     def to_json(self) -> dict[str, object]:
         """Plain data: the figures of ``mpsim plan --json``."""
-        figures, (low, high) = self.figures, self.spread
+        figures, (low, high), daly = self.figures, self.spread, self.daly_interval_s
         return {
             "scenario": self.scenario,
             "values": dict(self.values),
@@ -130,9 +133,7 @@ class Training(Shown):
             **figures,
             "computing_gpu_hours": self.computing_hours,
             **structs.named(self, "goodput", "checkpoint_interval_s"),
-            "daly_interval_s": self.daly_interval_s
-            if math.isfinite(self.daly_interval_s)
-            else None,
+            "daly_interval_s": daly if math.isfinite(daly) else None,
             "interruptions": self.interruptions,
             "usd_per_gpu_hour": None if self.rate is None else structs.asdict(self.rate),
             "fits_memory": self.fits,
@@ -262,6 +263,16 @@ class Plans(Shown, Tabular):
         dear = self.budget is not None and (row.cost is None or row.cost > self.budget)
         return row.fits and not late and not dear
 
+    def odds(self, row: Training) -> dict[str, float]:
+        """Odds that a plan keeps the deadline and the budget, of those that are given."""
+        limits = {"deadline": (self.deadline, row.days), "budget": (self.budget, row.cost)}
+        low, high = row.spread
+        return {
+            name: Interval(low * value, high * value).odds(limit)
+            for name, (limit, value) in limits.items()
+            if limit is not None and value and low < high
+        }
+
     @property
     def best(self) -> Training | None:
         """Fewest accelerators within the deadline, else the fastest; within the budget."""
@@ -293,7 +304,8 @@ class Plans(Shown, Tabular):
         several = len(self.rows) > 1
         lead = self.best if several else next(iter(self.rows), None)
         whose = " of the best row" if several else ""
-        full = lead.sheet(facility=self.facility, whose=whose) if lead else Sheet("", ())
+        words = {"facility": self.facility, "whose": whose}
+        full = lead.sheet(**words, odds=self.odds(lead)) if lead else Sheet("", ())
         if not several:
             return full
         below = (structs.replace(part, title=full.title) for part in full.sections)
@@ -308,7 +320,9 @@ class Plans(Shown, Tabular):
                 "-" if row.cost is None else f"{row.cost / 1e6:,.2f}",
                 f"{row.energy_j / _MWH:,.0f}",
                 percent(row.goodput),
-                "yes" if self.meets(row) else "no",
+                ", ".join(
+                    ["yes" if self.meets(row) else "no", *map(percent, self.odds(row).values())]
+                ),
                 changed(row.values),
             )
             for row in self.rows
@@ -330,7 +344,10 @@ class Plans(Shown, Tabular):
             **(lead.to_json() if lead else {}),
             "possible": self.best is not None,
             "interrupted": self.interrupted,
-            "rows": [{**row.to_json(), "possible": self.meets(row)} for row in self.rows],
+            "rows": [
+                {**row.to_json(), "possible": self.meets(row), "odds": self.odds(row)}
+                for row in self.rows
+            ],
             "failed": [{"values": dict(values), "error": why} for values, why in self.failed],
         }
 
@@ -499,24 +516,12 @@ def _span(row: Training, name: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, or all before the point.
-
-    Examples
-    --------
-    >>> _number(28.04), _number(26104.2)
-    ('28', '26,104')
-    """
+    """Three digits, or all before the point."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
 
 
 def _count(value: float) -> str:
-    """A count of tokens as people write it.
-
-    Examples
-    --------
-    >>> _count(15e12), _count(15.6e12), _count(3e11), _count(5000)
-    ('15T', '15.6T', '300B', '5,000')
-    """
+    """A count of tokens as people write it, such as 15.6T."""
     for unit, scale in _COUNTS:
         if value >= scale:
             return f"{value / scale:.4g}{unit}"

@@ -178,6 +178,15 @@ def test_a_deadline_takes_the_fewest_accelerators_that_keep_it(scenario):
     assert plan(scenario, TOKENS, over, deadline=four.days / 2).best is None
 
 
+def test_a_deadline_and_a_budget_are_kept_with_odds(scenario):
+    """One time in ten a plan takes longer than the end of its interval of 80 %; a dearer budget never lowers the odds."""
+    (row,) = plan(scenario, TOKENS).rows
+    late, dear = row.days * row.spread[1], row.cost * row.spread[0]
+    answer = plan(scenario, TOKENS, deadline=late, budget=dear)
+    assert answer.odds(row) == pytest.approx({"deadline": 0.9, "budget": 0.1}, abs=1e-3)
+    assert "kept with odds of 90.0 %" in str(answer)
+
+
 def test_the_front_has_nothing_that_another_beats_in_days_and_dollars(scenario):
     """Days grow along it and dollars fall."""
     front = plan(scenario, TOKENS, {"cluster.nodes": [1, 2, 4]}).front
