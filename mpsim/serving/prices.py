@@ -9,7 +9,8 @@ array expression.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -346,11 +347,10 @@ class Products:
         padding: int = 0,
         clocks: str = "sustained",
     ) -> None:
-        chip = cluster.accelerator
+        self._rates, chip = rates, cluster.accelerator
         self._experts = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
         self._cast_time, self._padding, self._clocks = cast_time, padding, clocks
         self._chip = structs.replace(chip, memory_bandwidth=rates.bandwidth)
-        self._rates = rates
         self._kernels: dict[str, KernelModel] = {}
 
     def seconds(self, linear: Linear, tokens: Floats) -> Floats:
@@ -358,9 +358,9 @@ class Products:
         product, form = linear.product, linear.format
         moved = linear.weights * form.bytes + _ACTIVATION * tokens * (product.n + product.k)
         kernel = self._kernel(form)
+        idle = partial(kernel.row_seconds, product, _NONE)
+        moved = self._widened(form, linear.weights, moved, idle)
         seconds = kernel.row_seconds(product, tokens, moved) / _of(self._rates.product_rate, form)
-        if form.unpacked:
-            seconds += self._unpacking(linear.weights, kernel.row_seconds(product, _NONE, moved))
         if product.module is Module.SHARED_EXPERTS:
             # they run beside the routed ones, whose launches hide theirs
             return np.maximum(0.0, seconds - kernel.row_seconds(product, _NONE, _NONE))
@@ -382,10 +382,9 @@ class Products:
         for number, product in enumerate(experts.products):
             weights = touched * product.n * product.k
             moved = weights * form.bytes + _ACTIVATION * rows * (product.n + product.k)
+            idle = partial(kernel.row_seconds, product, 1e-9 * rows, groups=touched, knee=knee)
+            moved = self._widened(form, weights, moved, idle)
             seconds += kernel.row_seconds(product, work, moved, groups, knee)
-            if form.unpacked:
-                loads = kernel.row_seconds(product, 1e-9 * rows, moved, touched, knee)
-                seconds += self._unpacking(weights, loads)
             # tokens are quantised before they are permuted; of what lies between the products,
             # only blocks by a kernel of its own
             elements = (passed if number else rows / experts.top_k) * product.k
@@ -403,10 +402,15 @@ class Products:
         latency = self._rates.cast_latency[form.name] if alone else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
 
-    def _unpacking(self, weights: Floats | float, loads: Floats) -> Floats:
-        """Time of multiprocessors to widen so many weights beyond that in which they come [s]."""
+    def _widened(
+        self, form: Format, weights: Floats | float, moved: Floats, seconds: Callable[..., Floats]
+    ) -> Floats:
+        """Bytes that take as long as weights are widened; `seconds`: of a product without rows."""
+        if not form.unpacked:
+            return moved
+        launch, loads = seconds(0.0 * moved), seconds(moved)
         widens = weights / (self._rates.unpack_rate * self._chip.compute_units)
-        return np.maximum(0.0, widens - loads)
+        return moved * np.maximum(1.0, (widens - launch) / (loads - launch))
 
     def _kernel(self, form: Format) -> KernelModel:
         """Kernels in the precision of a format; chips without bfloat16 work in fp16."""
@@ -433,9 +437,8 @@ class StateScan:
         """Time that each of several sequences adds [s]."""
         return np.full(len(contexts), self._each)
 
-    def seconds(self, sequences: float, context: Seconds) -> Seconds:
+    def seconds(self, sequences: float, _context: Seconds) -> Seconds:
         """Time for so many sequences [s]."""
-        del context
         return self._fixed + self._each * sequences
 
 
@@ -445,8 +448,7 @@ class DecodeAttention:
     def __init__(
         self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool, queries: int = 1
     ) -> None:
-        self._layers = shape.layers
-        self._window = shape.window
+        self._layers, self._window = shape.layers, shape.window
         self._latency = rates.latent_latency if shape.latent else rates.attention_latency
         reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
         bandwidth = rates.attention_bandwidth * rates.bandwidth

@@ -126,12 +126,10 @@ class Reductions:
         self._sizes = np.array([float(1 << power) for power in range(8, 38)])
         model = CollectiveModel(cluster, loaded=False)
         self._times = engine.reduction_time + model.seconds("all_reduce", self._sizes, group)
-        self._alone = ranks <= 1
+        self._times *= ranks > 1
 
     def seconds(self, size: float) -> float:
         """Time of an all-reduce of so many bytes [s]."""
-        if self._alone:
-            return 0.0
         library = float(np.interp(size, self._sizes, self._times))
         return min(library, self._own(size)) if self._own else library
 
@@ -146,10 +144,9 @@ class Exchange:
 
     def __init__(self, cluster: Cluster, work: RankWork) -> None:
         rates = read_shipped("mpsim.serving.data", "rates.yaml")["exchange"]
-        ranks = work.ep
-        domain = min(cluster.domain_size, ranks)
-        self._copies = max((experts.top_k for experts in work.experts), default=0)
-        self._width = work.hidden
+        ranks, domain = work.ep, min(cluster.domain_size, work.ep)
+        copies = max((experts.top_k for experts in work.experts), default=0)
+        self._elements = copies * work.hidden
         self._bytes = float(rates["dispatch_bytes"]), float(rates["combine_bytes"])
         reach = "inside" if ranks <= domain else "outside"
         up, nic = cluster.node.scale_up, cluster.node.nic
@@ -164,7 +161,7 @@ class Exchange:
 
     def seconds(self, tokens: float) -> float:
         """Time of both ways for so many tokens of a rank [s]."""
-        rows = tokens * self._copies * self._width
+        rows = tokens * self._elements
         return sum(
             self._fixed + max(rows * each * pace for pace in self._paces) for each in self._bytes
         )

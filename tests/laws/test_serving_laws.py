@@ -76,6 +76,24 @@ def test_an_iteration_is_no_faster_than_memory_and_compute_allow(name, weights, 
     assert seconds >= flops / max(rates.peaks[form] for form in ("bf16", "fp8"))
 
 
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "w4a16", "mxfp4"])
+def test_faster_memory_slows_no_iteration(weights):
+    """Weights that multiprocessors widen slower than memory brings them take no longer where memory is faster, in prompts neither."""
+    slow = _plan(weights=weights)
+    node = slow.cluster.node
+    for times in (1.1, 1.5, 3.0):
+        chip = dataclasses.replace(
+            node.accelerator, memory_bandwidth=times * node.accelerator.memory_bandwidth
+        )
+        cluster = dataclasses.replace(
+            slow.cluster, node=dataclasses.replace(node, accelerator=chip)
+        )
+        fast = dataclasses.replace(slow, cluster=cluster)
+        for tokens in (1, 32, 128, 512, 4096):
+            batch = Batch(0, 0.0, tokens, 0.0)
+            assert fast.prices.seconds(batch, 1) <= slow.prices.seconds(batch, 1) * (1 + 1e-9)
+
+
 def test_closed_loop_obeys_littles_law():
     """Users in the system are the time-mean of requests in it, and that is throughput times the mean time each is there."""
     plan = _plan()
