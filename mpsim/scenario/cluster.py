@@ -235,13 +235,14 @@ def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem
     node = machine.node if machine else None
     own = (node.accelerator.name, node.scale_up.name, node.nic.name) if node else ()
     return [
-        Problem(f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())}", key=key)
+        Problem(
+            f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())} (for one that is"
+            " not listed, give a near preset and its own figures beside it)",
+            key=key,
+        )
         for key, part, names, kind in parts
-        if part is not None
-        and part.preset is not None
-        and part.preset not in own
-        and not _is_machine(part)
-        and part.preset not in names()
+        if part is not None and part.preset is not None and not _is_machine(part)
+        if part.preset not in (*own, *names())
     ]
 
 

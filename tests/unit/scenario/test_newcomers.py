@@ -241,3 +241,18 @@ def test_homes_are_stacks_and_families_of_the_catalog():
     assert set(ports) <= {accelerator(name).vendor for name in accelerator_names()}
     assert set(homes) <= {accelerator(name).family for name in accelerator_names()}
     assert set(itertools.chain(*homes.values())) <= set(framework_names())
+
+
+def test_an_accelerator_that_is_not_listed_is_a_near_one_with_figures_of_its_own():
+    """An RTX 2080 Ti from a T4: the refusal says so, and it is slower than a T4 of four times the peak."""
+    cluster = {"accelerator": "RTX 2080 Ti", "nodes": 1}
+    data = {"schema": 1, "model": "gpt2-small", "cluster": cluster}
+    data["training"] = {"global_batch": 8, "sequence_length": 1024, "precision": "fp16"}
+    with pytest.raises(mpsim.ScenarioError, match="near preset and its own figures"):
+        Scenario.from_mapping(data)
+    steps = []
+    for peak in ("54 TFLOP/s", "216 TFLOP/s"):
+        board = {"preset": "t4", "memory": "11 GiB", "peak_flops": {"fp16": peak}}
+        data["cluster"] = {"accelerator": board, "accelerators_per_node": 1, "nodes": 1}
+        steps.append(mpsim.simulate(Scenario.from_mapping(data)).timeline.step_time_s)
+    assert steps[0] > steps[1]
