@@ -7,13 +7,14 @@ says takes the default of the engine on a device of that memory. What `serving` 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mpsim.errors import MpsimError, Problem, nearest
-from mpsim.hardware import Accelerator
+from mpsim.hardware import Accelerator, accelerator
 from mpsim.inputs import shown
 from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.paths import Data, expand_shorthand
@@ -47,7 +48,6 @@ _FORMS: Final = {
     "gib": _Form(r"\d{1,7}(\.\d{1,3})?", "{} GiB".format, "a number of GiB"),
     "number": _Form(r"0?\.\d{1,9}|1(\.0*)?", float, "a share above 0, at most 1"),
 }
-_SWITCH: Final = {"true": True, "false": False}
 
 
 def table_of(name: str) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         form = _FORMS[kind]
         fits = re.fullmatch(form.pattern, text) is not None
         return Meaning(to, form.read(text) if fits else None, "" if fits else form.needed)
-    words = _SWITCH if kind == "switch" else row.get("values", {})
+    words = {"true": True, "false": False} if kind == "switch" else row.get("values", {})
     if kind == "among":  # a word somewhere in the value
         return Meaning(to, next((words[word] for word in words if word in text.lower()), None))
     known = words.get(text.lower())
@@ -101,42 +101,51 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
     return Meaning(to, known, "" if known is not None else needed)
 
 
-def usual(name: str, chip: Accelerator) -> dict[str, object]:
-    """Values by dotted key that a server takes unasked, on a device of that memory."""
-    table = table_of(name)
-    memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.name) is None)
-    found: dict[str, object] = {}
-    for row in table["keys"]:
-        value = row.get("default")
-        if isinstance(value, list):
-            value = next(to for at, to in value if memory < parse_quantity(at, Dimension.BYTES))
-        if value is not None:
-            found[row["to"]] = value if "says" in row else meaning(row, value).value
-    return found
-
-
 def said(data: Data) -> dict[str, object]:
-    """Values by dotted key that ``server:``, or what ranks share without it, has over `serving`."""
-    options = data.get("server")
-    section = options if isinstance(options, Mapping) else {}
-    serving = own if isinstance(own := data.get("serving"), Mapping) else {}
-    spelt = expand_shorthand("serving.engine", serving.get("engine"))
-    engine = spelt if isinstance(spelt, Mapping) else {}
+    """Values by dotted key that ``server:`` and the defaults of engines add, pool by pool."""
+    section, serving = _part(data, "server"), _part(data, "serving")
+    engine = _part({"engine": expand_shorthand("serving.engine", serving.get("engine"))}, "engine")
     preset = preset_of(str(section.get("engine", engine.get("preset", "vllm"))))
-    found: dict[str, object] = {"serving.engine.preset": preset}
-    if name := _server_of(preset):
-        if preset in table_of(name)["same_defaults"] and (chip := _chip(data)):
-            found |= usual(name, chip)
-        meant = (meaning(row, value) for key, value in section.items() for row in _rows(name, key))
-        found |= {it.to: it.value for it in meant if not it.needed and it.value is not None}
-        own = serving.get("attention_dp", 1)
-        for to in table_of(name)["shared"]:  # of all ranks with requests of their own
-            if type(own) is type(whole := found.get(to)) is int and own > 1:
-                found[to] = max(1, whole // own)
-    if section is not options:  # a preset of the catalog cannot know how many ranks there are
-        found = {to: it for to, it in found.items() if name and to in table_of(name)["shared"]}
+    found: dict[str, object] = {"serving.engine.preset": preset} if section else {}
+    found |= _values(preset, section, serving, data)
     written = {f"serving.{key}" for key in serving} | {f"serving.engine.{key}" for key in engine}
+    for key, pool in _part(serving, "disaggregated").items():
+        if isinstance(pool, Mapping):
+            place, own = f"serving.disaggregated.{key}.engine", _values(preset, section, pool, data)
+            written |= {f"{place}.{field}" for field in (*_part(pool, "engine"), *engine)}
+            fields = {to.rpartition(".")[2]: to for to in own if own[to] != found.get(to)}
+            found |= {f"{place}.{field}": own[to] for field, to in fields.items()}
     return {key: value for key, value in found.items() if key not in written}
+
+
+def _part(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A section that may be missing, or wrong, which the schema says."""
+    return part if isinstance(part := data.get(key), Mapping) else {}
+
+
+def _values(
+    preset: str, section: Mapping[str, object], pool: Mapping[str, Any], data: Data
+) -> dict[str, object]:
+    """Values of a pool by dotted key: of options, else the engine's defaults on its device."""
+    found: dict[str, object] = {}
+    if not (name := _server_of(preset)):
+        return found
+    table = table_of(name)
+    if preset in table["same_defaults"] and (chip := _chip(data, pool.get("accelerator"))):
+        memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.name) is None)
+        for row in table["keys"]:
+            value = row.get("default")
+            if isinstance(value, list):
+                value = next(v for at, v in value if memory < parse_quantity(at, Dimension.BYTES))
+            if value is not None:
+                found[row["to"]] = value if "says" in row else meaning(row, value).value
+    meant = (meaning(row, value) for key, value in section.items() for row in _rows(name, key))
+    found |= {it.to: it.value for it in meant if not it.needed and it.value is not None}
+    ranks = pool.get("attention_dp", 1)
+    for to in table["shared"]:  # of all ranks with requests of their own
+        if type(ranks) is type(whole := found.get(to)) is int and ranks > 1:
+            found[to] = max(1, whole // ranks)
+    return found
 
 
 def server_problems(
@@ -189,10 +198,9 @@ def _rows(name: str, key: object) -> list[Mapping[str, Any]]:
     ]
 
 
-def _chip(data: Data) -> Accelerator | None:
-    """The accelerator of a file's cluster; None where it cannot be read, which the schema says."""
-    try:
+def _chip(data: Data, own: str | None) -> Accelerator | None:
+    """A pool's own accelerator or that of the cluster; None where the schema has to say why."""
+    with contextlib.suppress(MpsimError, ValueError):
         choice = ClusterChoice.model_validate(expand_shorthand("cluster", data.get("cluster")))
-        return choice.resolve(lambda _: Path()).accelerator
-    except (MpsimError, ValueError):
-        return None
+        return accelerator(own) if own else choice.resolve(lambda _: Path()).accelerator
+    return None

@@ -38,11 +38,8 @@ class ServiceBounds:
 
     def share_within(self, ttft: float | None, tpot: float | None) -> float:
         """The largest share of the requests that can keep both limits."""
-        kept = np.ones(len(self.ttft), dtype=bool)
-        if ttft is not None:
-            kept &= self.ttft <= ttft
-        if tpot is not None:
-            kept &= ~(self.tpot > tpot)
+        most = [math.inf if limit is None else limit for limit in (ttft, tpot)]
+        kept = ~((self.ttft > most[0]) | (self.tpot > most[1]))
         return float(kept.mean()) if len(kept) else 1.0
 
 

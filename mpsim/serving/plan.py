@@ -175,11 +175,8 @@ class ServicePlan:
     def rank_rules(self) -> BatchRules:
         """How one of them forms iterations."""
         rules, ranks = self.rules, self.ranks
-        return structs.replace(
-            rules,
-            max_sequences=max(1, rules.max_sequences // ranks),
-            max_tokens=max(1, rules.max_tokens // ranks),
-        )
+        own = {key: max(1, getattr(rules, key) // ranks) for key in ("max_sequences", "max_tokens")}
+        return structs.replace(rules, **own)
 
     @property
     def rank_blocks(self) -> int:

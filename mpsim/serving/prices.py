@@ -189,14 +189,14 @@ class IterationPrices:
         return prompt_tokens + decodes * self._queries
 
     def _draft_seconds(self, batch: Batch) -> Seconds:
-        """Time of the draft's passes: one a token over decoding sequences, and one over prompts."""
+        """Time of the draft's passes over decoding sequences, and of one over prompts."""
         drafting, draft = self._drafting, self.draft
         assert drafting is not None, "asked with a draft"
         assert draft is not None, "asked with a draft"
         seconds: Seconds = 0.0
         if batch.decodes:
             each = drafting.stage_seconds(Batch(batch.decodes, batch.context))
-            seconds = draft.tokens * (each + drafting.head_seconds(batch.decodes))
+            seconds = draft.passes * (each + drafting.head_seconds(batch.decodes))
         if batch.prompt_tokens:
             seconds = seconds + drafting.stage_seconds(batch._replace(decodes=0, context=0.0))
         return seconds

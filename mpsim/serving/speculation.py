@@ -39,6 +39,11 @@ class Draft:
         return len(self.acceptance)
 
     @property
+    def passes(self) -> int:
+        """Passes of the draft: the depth of a tree, whose tokens off the path are wrong."""
+        return sum(chance > 0.0 for chance in self.acceptance) or self.tokens
+
+    @property
     def gain(self) -> float:
         """Tokens that a sequence gains in an iteration, in the mean."""
         return 1.0 + math.fsum(itertools.accumulate(self.acceptance, operator.mul))

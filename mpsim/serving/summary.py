@@ -36,14 +36,15 @@ def _scaling(plan: ServicePlan, served: Served) -> Figures:
         return {}
     hours = served.running_s / _HOUR
     edges = [edge for _, begin, end in served.running for edge in ((begin, 1), (end, -1))]
-    figures = {
-        "gpu_hours": hours * plan.tp * plan.pp,
-        "mean": hours * _HOUR / served.end,
-        "max": max(itertools.accumulate(sign for _, sign in sorted(edges))),
-        "least": plan.autoscale.least if plan.autoscale else 1,
-        "starts": served.starts,
+    return {
+        "autoscale": {
+            "gpu_hours": hours * plan.tp * plan.pp,
+            "mean": hours * _HOUR / served.end,
+            "max": max(itertools.accumulate(sign for _, sign in sorted(edges))),
+            "least": plan.autoscale.least if plan.autoscale else 1,
+            "starts": served.starts,
+        }
     }
-    return {"autoscale": figures}
 
 
 def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
@@ -132,9 +133,8 @@ def _speculation(plan: ServicePlan) -> Figures:
     """Drafted tokens and what a decoding sequence gains in an iteration; nothing without drafts."""
     if plan.draft is None:
         return {}
-    each = plan.draft.acceptance
+    each, gain = plan.draft.acceptance, plan.draft.gain
     acceptance = each[0] if len(set(each)) == 1 else list(each)
-    gain = plan.draft.gain
     figures = {"tokens": len(each), "acceptance": acceptance, "tokens_per_iteration": gain}
     return {"speculation": figures}
 

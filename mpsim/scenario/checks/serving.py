@@ -15,13 +15,8 @@ from mpsim.scenario.settled import released
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-_COMPUTE: Final = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fp8_block": "fp8",
-    "nvfp4": "fp4",
-    "int8": "int8",
+_COMPUTE: Final = {"fp8_block": "fp8", "nvfp4": "fp4"} | {
+    name: name for name in ("bf16", "fp16", "fp8", "int8")
 }
 _TRAINING_KEYS: Final = (
     "dp cp etp zero shard offload offload_to offload_fraction order sequence_parallel"
@@ -43,9 +38,13 @@ def check_server(scenario: Written) -> Iterator[Problem]:
         yield from server_problems(scenario.server, preset, places=places)
 
 
-def check_service_state(scenario: Written) -> Iterator[Problem]:
-    """Refuse what services do not simulate of layers with a state for keys and values."""
+def check_service_model(scenario: Written) -> Iterator[Problem]:
+    """Refuse images, which requests do not have, and what is not simulated of layers with a state
+    for keys and values.
+    """
     model, serving = scenario.transformer, scenario.service
+    if model.vision is not None:
+        yield mistake("served_tower", scenario)
     if model.state is None:
         return
     if not any(kind.mixer == "attention" for kind in model.kinds):
@@ -61,12 +60,6 @@ def check_service_state(scenario: Written) -> Iterator[Problem]:
     for key, given in apart.items():
         if given:
             yield mistake("state_service", scenario, apart=key)
-
-
-def check_service_vision(scenario: Written) -> Iterator[Problem]:
-    """Refuse images, which requests of services do not have."""
-    if scenario.transformer.vision is not None:
-        yield mistake("served_tower", scenario)
 
 
 def check_training_keys(scenario: Written) -> Iterator[Problem]:
@@ -131,8 +124,8 @@ def check_pool_chips(scenario: Written) -> Iterator[Problem]:
         return
     for key, pool in scenario.pools.items():
         if (chip := pool.accelerator) is not None and chip not in known:
-            near = nearest(chip, known)
-            yield mistake("pool_chip", scenario, pool=key, chip=chip[:60], near=near)
+            chip, near = chip[:60], nearest(chip, known)
+            yield mistake("pool_chip", scenario, pool=key, chip=chip, near=near)
         if pool.price_per_hour is not None and chip is None:
             yield mistake("pool_price", scenario, pool=key)
     first = next(iter(scenario.pools.values())).accelerators
@@ -174,19 +167,17 @@ def check_instances(scenario: Written) -> Iterator[Problem]:
             yield mistake("kv_blocks", scenario, section=section, pool=pool)
 
 
-def check_service_positions(scenario: Written) -> Iterator[Problem]:
-    """Refuse requests that are longer than the table of learned positions."""
+def check_service_lengths(scenario: Written) -> Iterator[Problem]:
+    """Refuse requests that are longer than the table of learned positions, and a shared prefix that
+    no prompt is longer than, which nothing would share.
+    """
     model, load = scenario.transformer, scenario.service.workload
     length = load.prompt.tokens + load.output.tokens
-    is_learned = model.positions == "learned" and model.max_positions > 0
-    if is_learned and load.trace is None and length > model.max_positions:
+    if load.trace is not None:
+        return
+    if model.positions == "learned" and 0 < model.max_positions < length:
         yield mistake("request_positions", scenario, length=length)
-
-
-def check_service_prefix(scenario: Written) -> Iterator[Problem]:
-    """Refuse a shared prefix that no prompt is longer than, which nothing would share."""
-    load = scenario.service.workload
-    drawn = load.trace is None and load.turns == 1 and load.prompt.kind != "lognormal"
+    drawn = load.turns == 1 and load.prompt.kind != "lognormal"
     if drawn and load.shared_prefix >= load.prompt.tokens:
         yield mistake("long_prefix", scenario)
 

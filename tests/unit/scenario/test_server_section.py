@@ -45,21 +45,39 @@ def test_what_nobody_says_is_the_default_of_the_engine_on_that_device(cluster, s
     assert (engine.max_sequences, engine.max_tokens) == (sequences, tokens)
 
 
+@pytest.mark.parametrize("cluster", ["dgx-a100-80gb", "dgx-b200"])
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_engine_is_the_same_whether_or_not_the_section_is_there(server, cluster):
+    """Its preset alone means its server too: trtllm finds prefixes, vLLM takes less on an A100."""
+    parts = {**BASE, "cluster": cluster, "serving": {"engine": server}}
+    alone, named = (
+        make_service(Scenario.from_mapping({**parts, **section}))
+        for section in ({}, {"server": {}})
+    )
+    assert (alone.engine, alone.kv) == (named.engine, named.kv)
+    assert alone.engine.prefix_cache
+
+
 @pytest.mark.parametrize(("cluster", "tokens"), [("dgx-h200", 1024), ("dgx-b200", 2048)])
-def test_ranks_share_a_chunk_whether_or_not_the_section_is_there(cluster, tokens):
-    """SGLang divides --chunked-prefill-size by --dp-size; its preset alone means its server too."""
-    sections = {
-        "model": "deepseek-v3",
-        "cluster": cluster,
-        "parallelism": {"tp": 8, "ep": 8},
-        "serving": {"engine": "sglang", "attention_dp": 8},
+def test_ranks_share_a_chunk(cluster, tokens):
+    """SGLang divides --chunked-prefill-size by --dp-size."""
+    sections = {"model": "deepseek-v3", "cluster": cluster, "parallelism": {"tp": 8, "ep": 8}}
+    sections["serving"] = {"engine": "sglang", "attention_dp": 8}
+    plan = make_service(Scenario.from_mapping({**BASE, **sections}))
+    assert plan.engine.max_tokens == tokens
+
+
+def test_pools_share_a_chunk_among_their_own_ranks_and_take_it_by_their_own_device():
+    """Eight ranks of a prefill pool on B200 divide 16,384 tokens; what a pool says itself stands."""
+    pool = {"tp": 8, "ep": 8, "attention_dp": 8}
+    pools = {
+        "prefill": {**pool, "accelerator": "b200-sxm"},
+        "decode": {**pool, "engine": {"max_tokens": 512}},
     }
-    plans = [
-        make_service(Scenario.from_mapping({**BASE, **sections, **server}))
-        for server in ({}, {"server": {}})
-    ]
-    assert [plan.engine.max_tokens for plan in plans] == [tokens, tokens]
-    assert plans[0].engine == plans[1].engine
+    parts = {"model": "deepseek-v3", "cluster": {"preset": "dgx-h200", "nodes": 2}}
+    parts["serving"] = {"engine": "sglang", "disaggregated": pools}
+    plan = make_service(Scenario.from_mapping({**BASE, **parts}))
+    assert (plan.prefill.engine.max_tokens, plan.engine.max_tokens) == (2048, 512)
 
 
 def test_every_mistake_is_told_at_once():

@@ -140,3 +140,17 @@ def test_acceptance_by_position_multiplies_along_the_draft():
     assert plan.draft.acceptance == (0.9, 0.5, 0.2)
     with pytest.raises(ValueError, match="got by_position with 2 probabilities for 1 tokens"):
         Speculation(tokens=1, acceptance=0.2, by_position=(0.9, 0.5))
+
+
+def test_a_tree_is_drafted_in_as_many_passes_as_it_is_deep():
+    """Seven tokens of which three are on the path cost three passes, and verification of seven."""
+    tree, chain, path = (
+        Speculation(tokens=n, acceptance=last, by_position=(0.8, 0.7, 0.6), draft="mtp")
+        for n, last in ((7, 0.0), (7, 0.01), (3, 0.0))
+    )
+    times = [
+        float(dataclasses.replace(_plan("mtp"), speculation=choice).prices.seconds(Batch(1, 300.0)))
+        for choice in (path, tree, chain)
+    ]
+    assert times == sorted(times)
+    assert times[1] - times[0] < 0.25 * (times[2] - times[1])
