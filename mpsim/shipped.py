@@ -69,6 +69,18 @@ def _parsed(text: bytes) -> object:
     return _data(node)
 
 
+def say(name: str, part: str = "says", /, **figures: object) -> str:
+    """Words of a refusal or a warning, with `figures` for those in braces.
+
+    `name`: ``package.row`` of the package's ``data/said.yaml``, where each row is a text, or a
+    mapping of parts such as the ``key`` that a mistake is blamed on beside what it ``says``.
+    """
+    package, _, row = name.partition(".")
+    words = read_shipped(f"mpsim.{package}.data", "said.yaml")[row]
+    text: str = words if isinstance(words, str) else words[part]
+    return text.format(**figures)
+
+
 def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
     """Every ``*.yaml`` shipped in `package`, by name, as (stem, data); see `read_shipped`."""
     for name in _catalog(package):

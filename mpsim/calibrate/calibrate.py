@@ -40,6 +40,7 @@ from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
 from mpsim.serving.result import ServedPoint
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Expansion, OperatorKind, Transformer, expand_layer
 
@@ -234,8 +235,7 @@ def _datasheet(on: str, device: str, header: Header | None) -> Accelerator | Non
         return gpu(device.removeprefix("NVIDIA ").strip())
     except CalibrationError:
         raise CalibrationError(
-            f"which accelerator {device or 'this'!r} is stands nowhere; name it with --on, such as"
-            " --on h100-sxm ('mpsim show hardware' lists them)"
+            say("calibrate.which_accelerator", device=device or "this")
         ) from None
 
 
@@ -274,11 +274,7 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
 def _busy_warnings(sources: Sequence[Source]) -> Iterator[str]:
     for source in sources:
         if (others := others_of(source)) > BUSY_ABOVE:
-            yield (
-                f"{Path(source.file).name}: other processes used {others:.0%} of the host; measure"
-                " again when it is quiet, and give both files: the quietest of each measurement"
-                " counts"
-            )
+            yield say("calibrate.busy_host", name=Path(source.file).name, others=others)
 
 
 def _noise_warnings(fit: Fit) -> Iterator[str]:

@@ -16,6 +16,7 @@ from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_sec
 from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Calibration, Fitted, MeasuredCurve
+from mpsim.shipped import say
 from mpsim.workload import OperatorKind, Phase, attention_flops
 
 _HALF = ("bf16", "fp16")
@@ -150,12 +151,7 @@ def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float,
     if abs(share - 1.0) <= 2 * noise:
         return 1.0, ()
     if share > 1.0:
-        return 1.0, (
-            (
-                f"a sustained product ran {share - 1:.0%} faster than a short one: clocks rose"
-                " while measuring, or the machine was busy"
-            ),
-        )
+        return 1.0, (say("calibrate.clocks_rose", share=share - 1),)
     return share, ()
 
 
@@ -163,10 +159,7 @@ def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, 
     """Share of a burst's rate that training keeps on chips of this kind, if not measured."""
     known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
     burst, hot = (model.peak_fraction(precision) for model in known)
-    text = (
-        f"nothing was measured in {precision} after running for long: training is taken to keep"
-        f" {hot / burst:.0%} of the rate, as {chip.family} chips do"
-    )
+    text = say("calibrate.not_hot", precision=precision, hot=hot / burst, family=chip.family)
     return hot / burst, (text,)
 
 

@@ -15,6 +15,7 @@ from mpsim.hardware import Accelerator, Link, MeasuredCurve, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
 from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_exact, format_quantity
 
 Entry: TypeAlias = dict[str, object]  # what a machine file holds under one key
@@ -55,11 +56,7 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
             peaks[point.precision] = max(peaks.get(point.precision, 0.0), rate)
     streams = list(_largest_streams(points))
     if not peaks or not streams:
-        raise CalibrationError(
-            "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has"
-            " no peak and no memory rate; measure with --only kernels, or name the accelerator with"
-            " --on"
-        )
+        raise CalibrationError(say("calibrate.no_cpu_rates"))
     sharing = sum(record.host == rank.host for record in header.ranks)
     return {
         "title": f"{rank.device_name}, {rank.threads} thread(s) a rank",

@@ -15,7 +15,7 @@ from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
 from mpsim.hardware import Calibration, Fitted, MeasuredCurve
 from mpsim.plot import Lines, residual_chart
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]  # sizes and times of a curve
 _DIGITS = 6
@@ -198,8 +198,4 @@ def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
                 f" {ends[0]:g} to {ends[1]:g}; something else is in these times"
             )
         if is_wide(constant):
-            yield (
-                f"{name} is {constant.value:.4g} {constant.unit}, but anything from"
-                f" {constant.low:.3g} to {constant.high:.3g} fits: the measurements say little"
-                " about it"
-            )
+            yield say("calibrate.says_little", name=name, constant=constant)

@@ -38,6 +38,7 @@ from mpsim.measured.sources import Source, measurement_of, read_source
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.units import Dimension, format_quantity, parse_quantity
 from mpsim.workload import OperatorKind
@@ -129,9 +130,7 @@ def _fitted(
     stems = tuple(key[: key.rindex(".") + 1] for key in moved)
     kept = {key: fitted for key, fitted in kept.items() if not key.startswith(stems)} | moved
     if not kept and not levels and not lines:
-        raise CalibrationError(
-            "nothing could be fitted: the recordings name no shape; profile with record_shapes=True"
-        )
+        raise CalibrationError(say("calibrate.no_shapes"))
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
         # several of its constants make one line: the line itself is known
         kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
@@ -306,10 +305,7 @@ def _check_possible(points: Iterable[Point], cluster: Cluster, longest: float) -
                 f"{point.id}: {_time(point.seconds)} is longer than its step of {_time(longest)}"
             )
     if wrong:
-        raise CalibrationError(
-            "; ".join(wrong[:_TOLD])
-            + "; needed sizes and durations that a machine can have: record again"
-        )
+        raise CalibrationError("; ".join(wrong[:_TOLD]) + say("calibrate.record_again"))
 
 
 def _levels(
@@ -479,10 +475,7 @@ def _level(
     models = [KernelModel(chip, precision) for precision in chip.peak_flops]
     used = itertools.chain(result.constants, *(model.provenance() for model in models))
     constants = {constant.name: constant for constant in used}.values()
-    left = (
-        "a log identifies one level of the accelerator; not identified, left as known: every"
-        " constant and every collective by itself"
-    )
+    left = say("calibrate.one_level")
     for _ in range(_LEVELS):
         moved = dict(base.constants)
         if chip.family == "cpu":

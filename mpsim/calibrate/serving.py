@@ -16,6 +16,7 @@ from mpsim.serving.engines import calibrated
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.rates import BY_FORMAT
 from mpsim.serving.result import ServedPoint, measurable
+from mpsim.shipped import say
 
 _RATES = ("attention_bandwidth", "prompt_share", "reduction_latency")
 _TIMES = ("step_time", "request_time", "layer_time", "host_layer_time", "first_token_time")
@@ -41,10 +42,7 @@ def fit_serving(points: Sequence[ServedPoint]) -> Fit:
     chips = {point.plan.cluster.accelerator.name for point in points}
     if len(chips) != 1:
         names = ", ".join(sorted(chips)) or "no accelerator"
-        raise CalibrationError(
-            f"measured services of {names}; needed those of one: pick them with --only"
-            " accelerator=..."
-        )
+        raise CalibrationError(say("calibrate.several_services", names=names))
     points, refused = _servable(points)
     if not points:
         raise CalibrationError(f"none of the measured services can be served: {refused[0]}")

@@ -12,6 +12,7 @@ from mpsim import structs
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Reading, check_file, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, HardwareError
+from mpsim.shipped import say
 
 if TYPE_CHECKING:
     from mpsim.calibrate import Calibrated, Score
@@ -104,10 +105,7 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
         return calibrate([read_source(file, only=wanted) for file in files], name=name, on=on)
     if len(found) < len(files):
         other = files[served.index(None)]
-        raise CalibrationError(
-            f"{other}: holds no measured services, others do; calibrate serving and kernels each on"
-            " its own"
-        )
+        raise CalibrationError(say("cli.services_apart", file=other))
     points = [point for part, _ in found for point in part]
     skipped = [reason for _, part in found for reason in part]
     if not points:

@@ -12,6 +12,7 @@ from mpsim.cli.console import note, print_text, wrote
 from mpsim.cli.options import check_file, check_folder, wrong
 from mpsim.errors import ScenarioError
 from mpsim.output import safe_name
+from mpsim.shipped import say
 
 if TYPE_CHECKING:
     from mpsim.formats import Exported, Writer
@@ -80,9 +81,7 @@ def target(form: str, path: Path | None) -> Target:
 
     known = writer(form)
     if not known.ending and path is None:
-        raise wrong(
-            f"{known.name} has a file a rank; needed a folder to write them into", "--output"
-        )
+        raise wrong(say("cli.rank_files", name=known.name), "--output")
     return Target(known, check_file(path) if known.ending else check_folder(path))
 
 
@@ -110,9 +109,7 @@ def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Tar
     if equals and not file:
         raise wrong(f"got {word!r}; needed FORMAT=FILE", "--emit")
     if file and len(scenarios) > 1:
-        raise wrong(
-            f"one file holds one scenario, got {len(scenarios)}; leave the file out", "--emit"
-        )
+        raise wrong(say("cli.one_scenario", count=len(scenarios)), "--emit")
     if not known.serves:
         check_trains(scenario)
     usual = Path(f"{safe_name(scenario.name)}.{known.name}{known.ending}")

@@ -14,6 +14,7 @@ from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_json
 from mpsim.output import write_whole
+from mpsim.shipped import say
 
 if TYPE_CHECKING:
     from mpsim.report import AnyResult
@@ -76,10 +77,7 @@ def _stored(file: Path) -> Mapping[str, object]:
         error=ScenarioError,
     )
     if not isinstance(data, Mapping) or not is_study(data):
-        problem = (
-            "is no study; give what 'mpsim search --json', 'mpsim sweep --json' or 'mpsim design"
-            " --json' printed, a scenario (.yaml) or a saved result"
-        )
+        problem = say("cli.no_study")
         raise ScenarioError([Problem(problem, file=str(file))])
     return data
 

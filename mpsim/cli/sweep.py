@@ -13,6 +13,7 @@ from mpsim.cli.console import draw, end_early, note, print_answer, write_table
 from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, keys, values_over
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
+from mpsim.shipped import say
 from mpsim.table import plural
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 
 def _block(scenario: Scenario) -> dict[str, list[object]]:
     if not scenario.sweep:
-        raise ScenarioError(
-            f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over"
-            " parallelism.tp=1,2,4"
-        )
+        raise ScenarioError(say("cli.no_sweep", name=scenario.name))
     return {key: list(choices) for key, choices in scenario.sweep.items()}
 
 

@@ -16,6 +16,7 @@ from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.source import Head
 from mpsim.inputs import DEEPEST, parse_json
 from mpsim.scalars import resolve
+from mpsim.shipped import say
 
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
@@ -75,9 +76,7 @@ def yaml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
     except ScenarioError as error:
         raise FormatError(str(error)) from error
     except (RecursionError, ValueError) as error:
-        raise FormatError(
-            f"{head.path}: YAML with a number too long or nesting too deep"
-        ) from error
+        raise FormatError(say("formats.long_yaml", path=head.path)) from error
     return document.data, {key: line for key, (line, _) in document.places.items()}
 
 
@@ -91,9 +90,7 @@ def toml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
     except tomllib.TOMLDecodeError as error:
         raise FormatError(f"{head.path}: not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"{head.path}: TOML with a number too long or nesting too deep"
-        ) from error
+        raise FormatError(say("formats.long_toml", path=head.path)) from error
     return data, dict(_toml_lines(text))
 
 

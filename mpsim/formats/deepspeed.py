@@ -26,6 +26,7 @@ from mpsim.formats.words import DATA, Key, keys, keys_to, table
 from mpsim.framework import framework
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 
 _NAME: Final = "deepspeed"
 _ZERO, _TOTAL = "zero_optimization", "train_batch_size"
@@ -94,10 +95,7 @@ def _check_batches(
         product = micro * replicas * (steps or 1)
         if total % product or (steps is not None and product != total):
             words = f"{micro} x accumulation {'?' if steps is None else steps} x {replicas}"
-            ledger.refuse(
-                f"train_batch_size {total} is not micro-batch {words} data-parallel ranks; "
-                "mend one of them, or --ranks where pipeline or sequence parallelism divides them"
-            )
+            ledger.refuse(say("formats.batch_product", total=total, words=words))
     elif steps is not None and total % (micro * steps):
         words = f"micro-batch {micro} x accumulation {steps}"
         ledger.refuse(f"train_batch_size {total} is no multiple of {words}")

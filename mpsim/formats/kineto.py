@@ -55,6 +55,7 @@ from mpsim.formats.spans import (
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import LINE, LINES, shown
 from mpsim.record import MOST
+from mpsim.shipped import say
 from mpsim.workload import gemm_flops
 
 if TYPE_CHECKING:
@@ -129,10 +130,7 @@ def stream_events(path: Path) -> Iterator[Event]:
             place = max(0, len(buffer) - _CHUNK)  # what was looked at is not looked at again
             chunk_text = stream.read(_CHUNK)
             if not chunk_text or len(buffer) > _LONGEST_HEAD:
-                raise CalibrationError(
-                    f"{path}: has no traceEvents; needed a trace of torch.profiler"
-                    " (export_chrome_trace)"
-                )
+                raise CalibrationError(say("formats.no_events", path=path))
             buffer += chunk_text
         yield {"ph": "head", "text": buffer[: found.start()]}
         yield from _decoded(path, stream, buffer, found.end())
@@ -152,9 +150,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
         if place < len(buffer) and buffer[place] == "]":
             return
         if count == LINES:
-            raise CalibrationError(
-                f"{path}: over {LINES:,} events; needed fewer: record fewer steps"
-            )
+            raise CalibrationError(say("formats.many_events", path=path, most=LINES))
         try:
             event, place = decode(buffer, place)
             chunk, count = _CHUNK, count + 1
@@ -256,10 +252,7 @@ def _read_points(source: Head, options: Options) -> Points:
         if (positive := [seconds for seconds in times if seconds > 0])
     )
     if not points:
-        raise CalibrationError(
-            f"{path}: no event has a shape ({kernels} kernels without); profile with"
-            " record_shapes=True"
-        )
+        raise CalibrationError(say("formats.no_shapes", path=path, kernels=kernels))
     waiting = f"{path}: collectives in a trace include waiting for other ranks; measure them alone"
     communicates = any(point.family == "collectives" for point in points)
     return Points(

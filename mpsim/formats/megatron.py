@@ -52,6 +52,7 @@ from mpsim.formats.words import DATA, keys, table
 from mpsim.framework import framework_aliases
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 
 LARGEST: Final = 1_000_000  # characters of a launch script
 NEWEST: Final = "core_v0.19.0"
@@ -140,10 +141,7 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
     ledger = _settings(launch, {}, str(head.path), NEWEST).ledger
     put_cluster(ledger, launch, options)
     if launch.arguments:
-        ledger.warn(
-            f"line {launch.line}: {launch.program} is no program of Megatron-LM; its arguments are"
-            " not read. Import its configuration with --onto this"
-        )
+        ledger.warn(say("formats.other_program", launch=launch))
     return ledger.close("slurm", tool="Slurm batch script", version="")
 
 
@@ -171,15 +169,10 @@ def _training(text: str, file: str) -> Launch:
         if launch is not None and any(_TELLING.fullmatch(word.text) for word in launch.arguments):
             distinct[tuple(word.text for word in launch.arguments)] = launch
     if not distinct:
-        raise FormatError(
-            f"{file}: no command passes flags of Megatron-LM to a training program; needed such as"
-            " 'torchrun pretrain_gpt.py --num-layers 32 ...' in one file"
-        )
+        raise FormatError(say("formats.no_command", file=file))
     if len(distinct) > 1:
         places = ", ".join(str(launch.line) for launch in distinct.values())
-        raise FormatError(
-            f"{file}: training commands on lines {places}; needed one, so keep the one to simulate"
-        )
+        raise FormatError(say("formats.several_commands", file=file, places=places))
     return next(iter(distinct.values()))
 
 

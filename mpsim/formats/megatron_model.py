@@ -9,6 +9,7 @@ from mpsim.formats.ledger import MOST_LAYERS
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
+from mpsim.shipped import say
 from mpsim.workload.experts import Experts
 
 _LATENT = tuple(
@@ -197,10 +198,7 @@ def write_model(put: Writing) -> None:
     """Put the model into the settings. FormatError if it has an encoder."""
     model = put.run.transformer
     if model.encoder_layers:
-        raise FormatError(
-            f"model {model.name}: has an encoder and a decoder; Megatron's GPT settings describe"
-            " one stack of layers"
-        )
+        raise FormatError(say("formats.two_stacks", name=model.name))
     further = model.mtp_layers
     has_further = further and put.put("mtp-num-layers", further)
     put.put("num-layers", model.layers - (further if has_further else 0))

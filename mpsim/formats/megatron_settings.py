@@ -24,6 +24,7 @@ from mpsim.formats.outgoing import check_trains, scenario_values
 from mpsim.formats.words import DATA, Key, keys, keys_to, table
 from mpsim.memo import remembered
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 
 
 class Flag(NamedTuple):
@@ -73,10 +74,7 @@ def era_of(names: Sequence[str]) -> tuple[str, str]:
     youngest = max(known, key=lambda flag: tags().index(flag.first))
     oldest = min(known, key=lambda flag: tags().index(flag.last))
     if tags().index(youngest.first) > tags().index(oldest.last):
-        raise FormatError(
-            f"--{youngest.name} came with {youngest.first}, and --{oldest.name} went after"
-            f" {oldest.last}: no version of Megatron-LM has both; drop one"
-        )
+        raise FormatError(say("formats.no_version", youngest=youngest, oldest=oldest))
     return youngest.first, oldest.last
 
 

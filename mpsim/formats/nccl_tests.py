@@ -23,6 +23,7 @@ from mpsim.formats.imported import MeasuredPoint, Points, collective_name, colle
 from mpsim.formats.source import Format, Head, Options, read_text
 from mpsim.inputs import shown
 from mpsim.record import Record
+from mpsim.shipped import say
 
 _MICRO = 1e-6
 _GIGA = 1e9
@@ -55,9 +56,7 @@ def _read_text_report(head: Head, options: Options) -> Points:
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests", largest=_LARGEST).splitlines()
     if max(map(len, lines), default=0) > _LONGEST_LINE:
-        raise CalibrationError(
-            f"{path}: a line of over {_LONGEST_LINE:,} characters; the file is damaged"
-        )
+        raise CalibrationError(say("formats.long_line", path=path, longest=_LONGEST_LINE))
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
     head_line = next((line for line in lines if _is_header(line)), "")
     old = bool(head_line) and "root" not in head_line
@@ -92,10 +91,7 @@ def _read_text_report(head: Head, options: Options) -> Points:
                 name, size, [time * _MICRO], ranks=members, domains=hosts, place=where
             )
     if not any("Avg bus bandwidth" in line for line in lines):
-        raise CalibrationError(
-            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes;"
-            " run it to its end"
-        )
+        raise CalibrationError(say("formats.cut_table", path=path, count=len(points)))
     rccl = any("rccl-tests" in line for line in lines)
     version = next((m[1] for line in lines if (m := _VERSION.search(line))), "")
     tool = "rccl-tests" if rccl else "nccl-tests"
@@ -241,10 +237,7 @@ def _named(path: Path, word: str) -> str:
     longer = {name for name in within if not any(name != more and name in more for more in within)}
     if len(longer) == 1:
         return longer.pop()
-    raise CalibrationError(
-        f"{path}: which collective it is stands nowhere; name the file after it, such as"
-        " all_reduce.txt"
-    )
+    raise CalibrationError(say("formats.which_collective", path=path))
 
 
 def _group(path: Path, ranks: Sequence[_Rank]) -> _Group:

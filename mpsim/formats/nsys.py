@@ -32,6 +32,7 @@ from mpsim.formats.spans import (
     kernel_word,
 )
 from mpsim.inputs import open_regular
+from mpsim.shipped import say
 
 _NANO = 1e-9
 _ACTION = re.compile(r"PP:(\d+)(F|I|B|W)(\d+)$")
@@ -65,9 +66,7 @@ def _read_nsys(head: Head, options: Options) -> Recorded:
                 base.execute(f"PRAGMA {pragma}")
             return _recorded(head.path, base, keeps=options.spans)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise FormatError(
-            f"{head.path}: damaged, or no export of Nsight Systems: {error}"
-        ) from error
+        raise FormatError(say("formats.no_export", path=head.path, error=error)) from error
 
 
 def _columns(base: sqlite3.Connection, table: str) -> set[str]:
@@ -134,15 +133,10 @@ def _kernels(path: Path, base: sqlite3.Connection, names: Mapping[int, str]) -> 
     """Every kernel with a time."""
     columns = _columns(base, _KERNELS)
     if not columns:
-        raise FormatError(
-            f"{path}: holds no kernels (no table {_KERNELS}); record with --trace=cuda and export"
-            " again"
-        )
+        raise FormatError(say("formats.no_kernels", path=path, table=_KERNELS))
     named = next((column for column in ("demangledName", "shortName") if column in columns), None)
     if named is None or not {"start", "end"} <= columns:
-        raise FormatError(
-            f"{path}: its kernels have no names or times; export again with this version of nsys"
-        )
+        raise FormatError(say("formats.no_times", path=path))
     device = "deviceId" if "deviceId" in columns else "0"
     query = f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
     for start, end, where, name in base.execute(query):

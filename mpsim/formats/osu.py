@@ -22,6 +22,7 @@ from mpsim.formats.imported import MeasuredPoint, Points, collective_name, colle
 from mpsim.formats.source import Format, Head, Options, read_text
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
+from mpsim.shipped import say
 
 LARGEST: Final = 4_000_000
 _LONGEST_LINE: Final = 1000
@@ -47,9 +48,7 @@ def _read_report(head: Head, options: Options) -> Points:
     """Read the tables of one run. FormatError without a number of ranks, or of failed results."""
     text = read_text(head.path, needed="output of an OSU benchmark", largest=LARGEST)
     if options.ranks is None:
-        raise FormatError(
-            f"{head.path}: output of OSU does not say how many ranks took part; give --ranks N"
-        )
+        raise FormatError(say("formats.osu_ranks", path=head.path))
     title, version, rows, points = "", "", [], {}
     columns: Sequence[str] = ()
     dtype, extra = "", dict[str, object]()
@@ -58,9 +57,7 @@ def _read_report(head: Head, options: Options) -> Points:
         place = f"{head.path}:{number}"
         if match := _TITLE.match(stripped):
             if title and match[2] != title:
-                raise FormatError(
-                    f"{place}: a second benchmark ({shown(match[2])}); needed the output of one"
-                )
+                raise FormatError(say("formats.osu_second", place=place, name=shown(match[2])))
             title, version = match[2], match[3] or ""
         elif match := re.match(r"#\s*Datatype:\s*([\w ]+)", stripped):
             dtype = match[1].strip()
@@ -72,18 +69,14 @@ def _read_report(head: Head, options: Options) -> Points:
             columns = _columns(stripped) or columns
         elif stripped and title:
             if not columns:
-                raise FormatError(
-                    f"{place}: a row before the names of its columns; the file is cut"
-                )
+                raise FormatError(say("formats.osu_columns", place=place))
             row = _row(place, stripped, columns)
             rows.append(_told(title, row, options.ranks, dtype) | extra)
             point = _point(title, row, options.ranks, f"{head.path.name}:{number}")
             if point is not None:
                 points[point.shape["bytes"], dtype] = point
     if not rows:
-        raise FormatError(
-            f"{head.path}: holds no row; the benchmark was cut off before its first size"
-        )
+        raise FormatError(say("formats.osu_empty", path=head.path))
     why = f"{title}: no collective; its rows are printed and calibrate nothing"
     warnings = () if collective_name(_word(title)) is not None else (why,)
     return Points(

@@ -21,6 +21,7 @@ from mpsim.nouns import Quantity
 from mpsim.output import write_whole
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Parallelism, Simulation
+from mpsim.shipped import say
 from mpsim.units import format_exact
 from mpsim.version import __version__
 from mpsim.workload import Transformer
@@ -202,10 +203,7 @@ def _lost_habits(scenario: Scenario, imported: Imported, tool: str) -> Iterator[
 def check_trains(scenario: Scenario) -> None:
     """Refuse a scenario that serves: every format that is written describes a training step."""
     if scenario.serves:
-        raise FormatError(
-            f"{scenario.name or 'scenario'}: describes a service; files of this format describe a"
-            " training step"
-        )
+        raise FormatError(say("formats.is_service", name=scenario.name or "scenario"))
 
 
 def header(scenario: Scenario, tool: str) -> list[str]:

@@ -29,6 +29,7 @@ from mpsim.formats.spans import Array, Dense, Span, Spans
 from mpsim.parallel.axes import AXES, EXPOSED, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
 from mpsim.program.rows import Rows
+from mpsim.shipped import say
 from mpsim.training.vocabulary import PARTS, TRAINING
 
 RECORDED: Final = Vocabulary(
@@ -92,10 +93,7 @@ def read_recordings(path: Path) -> list[Recorded]:
     for file in files:
         recorded = read(file, spans=True)
         if not isinstance(recorded, Recorded) or not recorded.spans:
-            raise FormatError(
-                f"{file}: is no recording of a step; needed a trace of torch.profiler or an SQLite"
-                " export of Nsight Systems"
-            )
+            raise FormatError(say("formats.no_recording", file=file))
         recordings.append(recorded)
     if len({item.format for item in recordings}) > 1:
         raise FormatError(f"{path}: holds recordings of several tools; give those of one")
@@ -113,15 +111,10 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     ranks = [spans for recorded in recordings for spans in recorded.spans]
     if not ranks or not any(spans.spans or spans.dense for spans in ranks):
         files = ", ".join(file for recorded in recordings for file in recorded.files)
-        raise FormatError(
-            f"{files}: holds no action, kernel, operator or collective with a time (a trace that"
-            " mpsim wrote is no recording); nothing to draw or compare"
-        )
+        raise FormatError(say("formats.no_actions", files=files))
     known = [spans.rank for spans in ranks if spans.rank is not None]
     if len(set(known)) < len(known):
-        raise FormatError(
-            f"two recordings are of rank {statistics.mode(known)}; give one file a rank"
-        )
+        raise FormatError(say("formats.same_rank", rank=statistics.mode(known)))
     ranks.sort(key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))
     offsets = clock_offsets(ranks)
     steps = min(len(spans.steps) for spans in ranks)

@@ -37,6 +37,7 @@ from mpsim.formats.tables import TABLE
 from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
 from mpsim.formats.words import DATA, table
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 
 RECORDING: Final = Format(
     "mpsim-measure",
@@ -192,11 +193,7 @@ def _recognise(head: Head) -> Format:
         if known.recognises(head):
             return known
     if not head.is_object and _SAID_ELSEWHERE.search(head.text):
-        raise FormatError(
-            f"{head.path}: configurations of Accelerate are not read; write its sharding in"
-            " torchtitan's two words, [parallelism] data_parallel_shard_degree and"
-            " fsdp_reshard_after_forward, and import that as torchtitan"
-        )
+        raise FormatError(say("formats.accelerate", path=head.path))
     what = "nothing known wrote this"
     if head.is_object:
         what = "JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known"

@@ -23,6 +23,7 @@ from mpsim.formats.imported import (
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
+from mpsim.shipped import say
 from mpsim.workload import gemm_flops
 
 _MICRO, _TERA = 1e-6, 1e12
@@ -57,9 +58,7 @@ def _read_table(head: Head, options: Options) -> Points:
         read, library = _kernel, ""
     else:
         wanted = "; or ".join(", ".join(sorted(columns)) for columns in (_COLLECTIVES, _KERNELS))
-        raise CalibrationError(
-            f"{path}: holds neither collectives nor kernels; needed columns {wanted}"
-        )
+        raise CalibrationError(say("formats.no_columns", path=path, wanted=wanted))
     _check_one_machine(path, [row for _, row in picked])
     points = []
     for number, row in picked:
@@ -120,9 +119,7 @@ def _collective(cells: Cells, place: str) -> MeasuredPoint | None:
     ranks, nodes = cells.required("gpus"), cells.required("nodes")
     name = collective_name(cells.text("collective"))
     if name is None:
-        raise CalibrationError(
-            f"collective is {shown(cells.text('collective'))}, which is none of ours"
-        )
+        raise CalibrationError(say("formats.which_row", got=shown(cells.text("collective"))))
     if not time or not size or ranks <= 1:
         return None
     return collective_point(

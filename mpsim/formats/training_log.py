@@ -27,13 +27,11 @@ from mpsim.formats.words import DATA, table
 from mpsim.inputs import open_text
 from mpsim.memo import remembered
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
-NEEDED = (
-    "a log of Megatron-LM, NeMo, torchtitan or DeepSpeed, Hugging Face's progress bar in s/it (its"
-    " other lines and trainer_state.json have no times), or JSON lines with step and step_time_s"
-)
+NEEDED = say("formats.a_log")
 
 
 @structs.dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.components import Accelerator, Node, Sourced
 from mpsim.hardware.fabric import Fabric, FabricKind, Tier, tiers_of, torus_distance, torus_shape
 from mpsim.memo import remembered
+from mpsim.shipped import say
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity
 
@@ -59,16 +60,9 @@ class Cluster(Sourced):
         if self.nodes < 1:
             raise HardwareError(f"{self.name}: nodes is {self.nodes}, needed 1 or more")
         if self.max_nodes is not None and self.nodes > self.max_nodes:
-            raise HardwareError(
-                f"{self.name}: nodes is {self.nodes}, but it has at most {self.max_nodes}; "
-                "ask for fewer, or describe a cluster of your own"
-            )
+            raise HardwareError(say("hardware.many_nodes", s=self))
         if self.domains > 1 and self.node.nics == 0:
-            raise HardwareError(
-                f"{self.name}: {self.accelerators} accelerators span {self.domains} scale-up"
-                f" domains of {self.node.domain} but nodes have no NIC; give nic and nics_per_node,"
-                " or fewer nodes"
-            )
+            raise HardwareError(say("hardware.no_nic", s=self))
 
     @property
     def accelerators(self) -> int:

@@ -24,6 +24,7 @@ from mpsim.nouns import (
     Seconds,
     Whole,
 )
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity
 
 SCALED_FORMATS = types.MappingProxyType(
@@ -123,15 +124,10 @@ class Accelerator(Sourced):
             self.name, idle_w=self.idle_w, price_per_hour=self.price_per_hour or 0.0
         )
         if self.tdp_w < self.idle_w:
-            raise HardwareError(
-                f"{self.name}: tdp is {self.tdp_w:g} W, needed at least the {self.idle_w:g} W that"
-                " it draws when idle"
-            )
+            raise HardwareError(say("hardware.idle_power", s=self))
         self._check_clocks()
         if not self.peak_flops:
-            raise HardwareError(
-                f"{self.name}: peak_flops is empty, needed a rate for one precision or more"
-            )
+            raise HardwareError(say("hardware.no_peak", name=self.name))
 
     def _check_clocks(self) -> None:
         boost, locked = self.boost_clock_hz, self.clock_hz
@@ -140,10 +136,7 @@ class Accelerator(Sourced):
         if locked is None:
             return
         if boost is None:
-            raise HardwareError(
-                f"{self.name}: clock is {locked / _MHZ:g} MHz, but its highest clock is not known;"
-                " needed boost_clock beside it"
-            )
+            raise HardwareError(say("hardware.no_clock", name=self.name, locked=locked / _MHZ))
         if locked > boost:
             raise HardwareError(
                 f"{self.name}: clock is {locked / _MHZ:g} MHz, needed at most its boost_clock of"
@@ -251,16 +244,10 @@ class Node:
         _check_positive("node", accelerators=self.accelerators, domain=self.domain)
         _check_not_negative("node", nics=self.nics, power_w=self.power_w or 0.0)
         if self.domain % self.accelerators:
-            raise HardwareError(
-                f"node: a scale-up domain of {self.domain} does not hold whole nodes of "
-                f"{self.accelerators} accelerators; needed a multiple of {self.accelerators}"
-            )
+            raise HardwareError(say("hardware.domain_of_nodes", s=self))
         limit = self.scale_up.max_domain
         if limit is not None and self.domain > limit:
-            raise HardwareError(
-                f"node: {self.scale_up.name} joins at most {limit} accelerators, got a domain of "
-                f"{self.domain}; take another scale_up link or a smaller domain"
-            )
+            raise HardwareError(say("hardware.wide_domain", s=self, limit=limit))
 
     @property
     def nic_bandwidth(self) -> float:

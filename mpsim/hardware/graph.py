@@ -21,6 +21,7 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import FabricKind, Tier, torus_shape
 from mpsim.hardware.graph_file import Vertex, vertex_of
+from mpsim.shipped import say
 
 Edge: TypeAlias = tuple[Vertex, Vertex, float, str, str]
 
@@ -80,10 +81,7 @@ def _given(cluster: Cluster) -> Iterator[Edge]:
     reached = nx.node_connected_component(joined, "node 0")
     apart = [node for node in range(cluster.nodes) if f"node {node}" not in reached]
     if apart:
-        raise HardwareError(
-            f"fabric: no link leads from 'node 0' to 'node {apart[0]}'; needed a graph that joins"
-            f" all {cluster.nodes} nodes"
-        )
+        raise HardwareError(say("hardware.apart", apart=apart[0], nodes=cluster.nodes))
     for start, end, bandwidth in links:
         yield vertex_of(start), vertex_of(end), bandwidth, "scale-out", "link"
 

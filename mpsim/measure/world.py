@@ -23,6 +23,7 @@ from mpsim.errors import CalibrationError
 from mpsim.measure.plan import load_grid
 from mpsim.measure.recorder import cuda
 from mpsim.measured.records import SCHEMA, Header, RankRecord
+from mpsim.shipped import say
 from mpsim.version import __version__
 
 T = TypeVar("T")
@@ -279,9 +280,7 @@ def _device(wanted: str, launch: Launch) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise CalibrationError(
-            "torch sees no CUDA device; leave out --device, or install torch with CUDA"
-        )
+        raise CalibrationError(say("measure.no_device"))
     # under srun each process may see its own GPU only
     return torch.device("cuda", launch.local_rank if launch.local_rank < count else 0)
 
@@ -359,15 +358,9 @@ def read_launch(environment: Mapping[str, str], *, port: int, ports: int) -> Lau
 
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
     if not 0 <= launch.rank < launch.world_size:
-        raise CalibrationError(
-            f"this is rank {launch.rank} of {launch.world_size}; needed a rank below the number of"
-            " processes"
-        )
+        raise CalibrationError(say("measure.high_rank", launch=launch))
     if launch.world_size > 1 and not launch.address and "MASTER_ADDR" not in environment:
-        raise CalibrationError(
-            "RANK is set and MASTER_ADDR is not; start with torchrun, or set MASTER_ADDR and"
-            " MASTER_PORT"
-        )
+        raise CalibrationError(say("measure.no_master"))
     return launch
 
 
@@ -378,9 +371,7 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
     try:
         return int(text or "")
     except ValueError:
-        raise CalibrationError(
-            f"the environment has {name}={text!r}; needed a number, as torchrun or srun sets it"
-        ) from None
+        raise CalibrationError(say("measure.no_number", name=name, text=text)) from None
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
@@ -390,9 +381,7 @@ def _first_host(environment: Mapping[str, str]) -> str:
         return nodes.split(",")[0]
     scontrol = shutil.which("scontrol")
     if not nodes or scontrol is None:
-        raise CalibrationError(
-            "cannot tell the first node of this Slurm job; set MASTER_ADDR to it"
-        )
+        raise CalibrationError(say("measure.no_first_node"))
     command = [scontrol, "show", "hostnames", nodes]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     hosts = done.stdout.split()

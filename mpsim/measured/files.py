@@ -22,6 +22,7 @@ from mpsim.measured.records import (
     RankRecord,
     Skipped,
 )
+from mpsim.shipped import say
 
 _NEEDED: Final = "a file of 'mpsim measure'"
 _KINDS: Final = {"header": Header, "measurement": Measurement, "skipped": Skipped, "end": End}
@@ -119,14 +120,10 @@ class _Reading:
         if self.header is None and not isinstance(line, Header):
             raise CalibrationError(f"the first line is no header; needed {_NEEDED}")
         if self.end is not None:
-            raise CalibrationError(
-                "a line after the end line; two files were joined, give each by itself"
-            )
+            raise CalibrationError(say("measured.after_end"))
         if isinstance(line, Header):
             if self.header is not None:
-                raise CalibrationError(
-                    "a second header; two files were joined, give each by itself"
-                )
+                raise CalibrationError(say("measured.second_header"))
             self.header = line
         elif isinstance(line, Measurement):
             self._take_measurement(line)

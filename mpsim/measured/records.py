@@ -28,6 +28,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import nearest
 from mpsim.inputs import shown
+from mpsim.shipped import say
 
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
@@ -87,10 +88,7 @@ Duration: TypeAlias = Annotated[float, Field(gt=0)]
 
 def _known_schema(schema: object) -> object:
     if type(schema) is not int or schema != SCHEMA:
-        raise ValueError(
-            f"schema {shown(schema)}; this mpsim reads schema {SCHEMA}: measure again, or install"
-            " the mpsim that wrote it"
-        )
+        raise ValueError(say("measured.old_schema", schema=shown(schema), known=SCHEMA))
     return schema
 
 
@@ -180,10 +178,7 @@ class Actions:
             raise ValueError("columns of 'actions' differ in length")
         for token in self.token:
             if not _TOKEN.fullmatch(token):
-                raise ValueError(
-                    f"'actions' holds the token {shown(token)}; known: 3F0 and the like with F, B,"
-                    " I or W, gradients, optimizer"
-                )
+                raise ValueError(say("measured.no_token", token=shown(token)))
         if any(end < start for start, end in zip(self.start, self.end, strict=True)):
             raise ValueError("an action ends before it begins")
         return self
@@ -344,10 +339,7 @@ class Measured:
             return
         before, after = self.end.yardstick
         if abs(after / before - 1) > DRIFT:
-            yield (
-                f"{self.file}: the same kernel took {before:.3g} s at the start and {after:.3g} s"
-                " at the end; clocks changed or the machine was busy: measure again on a quiet one"
-            )
+            yield say("measured.drifted", file=self.file, before=before, after=after)
         for rank, clock in zip(self.header.ranks, self.end.clocks_hz, strict=True):
             if rank.clock_hz and clock and abs(clock / rank.clock_hz - 1) > DRIFT:
                 yield (

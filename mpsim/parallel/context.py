@@ -16,6 +16,7 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
 from mpsim.parallel.items import Communication, Compute, Waits
 from mpsim.parallel.shard import Sharding, shard
+from mpsim.shipped import say
 from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 
 _ADD_TRAFFIC = 3  # two tensors in, one out
@@ -171,10 +172,7 @@ def _fused(core: Sequence[Operator]) -> Operator:
     """The one kernel of a fused core, which alone returns statistics to join steps by."""
     if len(core) == 1 and core[0].kind is OperatorKind.ATTENTION:
         return core[0]
-    message = (
-        "a ring needs fused attention, whose kernel returns the softmax statistics of each block; "
-        "set context_exchange to all-gather, or fused_attention to true"
-    )
+    message = say("parallel.ring_scores")
     raise ScenarioError([Problem(message, key="framework.context_exchange")])
 
 

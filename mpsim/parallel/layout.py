@@ -26,6 +26,7 @@ from mpsim.parallel.experts import busiest_rank, rank_load
 from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
 from mpsim.parallel.shard import Routing, Sharding
+from mpsim.shipped import say
 from mpsim.workload import (
     ALL_TRAINED,
     Count,
@@ -166,16 +167,9 @@ class Layout:
         if inside * shape.domains != shape.ranks:
             fault = f"unevenly spread over {shape.domains} scale-up domains; needed as many in each"
         elif heads % (self.mesh.tp * inside):
-            fault = (
-                f"of which {inside} in each scale-up domain divide {heads} heads with tp"
-                f" {self.mesh.tp}; needed a divisor"
-            )
+            fault = say("parallel.uneven_heads", inside=inside, heads=heads, tp=self.mesh.tp)
         if fault:
-            message = (
-                f"got {shape.ranks} context-parallel ranks {fault}: hierarchical context_exchange"
-                " is an all-to-all of heads inside a domain; choose another cp, or set"
-                " framework.context_exchange to ring"
-            )
+            message = say("parallel.two_levels", ranks=shape.ranks, fault=fault)
             raise ScenarioError([Problem(message, key="parallelism.cp")])
         return inside
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
+from mpsim.shipped import say
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -98,11 +99,7 @@ def _even(layers: int, stages: int, *, embedding_counts: bool, loss_counts: bool
     if left or each < 1 or (stages == 1 and each <= embedding_counts + loss_counts):
         counted = ["embedding"] * embedding_counts + ["loss"] * loss_counts
         extra = f" and {' and '.join(counted)}" if counted else ""
-        message = (
-            f"{layers} layers{extra} do not divide among {stages} stages (pp x virtual_stages); "
-            "choose a divisor, give parallelism.layers_per_stage, or count embedding and loss as "
-            "layers where that divides"
-        )
+        message = say("parallel.uneven_stages", layers=layers, extra=extra, stages=stages)
         raise ScenarioError([Problem(message, key="parallelism.pp")])
     counts = [each] * stages
     counts[0] -= embedding_counts

@@ -18,6 +18,7 @@ from mpsim.errors import ScenarioError, nearest
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panels, Part, Series
 from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
 from mpsim.plot.step import parts_of
+from mpsim.shipped import say
 from mpsim.study import Comparison, Sensitivity, Sweep
 from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of, worded
 from mpsim.study.goodput import Goodput
@@ -103,10 +104,7 @@ def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
     """Per cent of step time for one per cent more of each parameter, the strongest on top."""
     rows = sensitivity.rows
     lead = (
-        f"The step answers most to {rows[0].name}: {rows[0].elasticity:+.3f} per cent for one per"
-        " cent."
-        if rows
-        else ""
+        say("plot.most_elastic", name=rows[0].name, elasticity=rows[0].elasticity) if rows else ""
     )
     return Bars(
         title="Elasticity of the step time",
@@ -323,23 +321,11 @@ def goodput_chart(goodput: Goodput) -> Lines:
     mean = goodput.effective
     return Lines(
         title="Goodput",
-        alt=(
-            f"{percent(mean)} of the time is progress, with a checkpoint every"
-            f" {goodput.interval / _MINUTE:.3g} minutes."
-        ),
+        alt=say("plot.progress", share=percent(mean), interval=goodput.interval / _MINUTE),
         notes=[
-            (
-                "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a"
-                " node always at hand"
-            ),
-            (
-                f"point: mean of {len(goodput.shares):,} simulated runs of {goodput.days:g} days,"
-                " with spare nodes, their repair and checkpoints that are still being stored"
-            ),
-            (
-                "lines: where the curve is highest by the formulas of Young (first order) and Daly"
-                " (higher order)"
-            ),
+            say("plot.curve"),
+            say("plot.point", count=len(goodput.shares), days=goodput.days),
+            say("plot.formulas"),
         ],
         series=[
             Series("expected by formula", curve.interval_s / _MINUTE, curve.expected, "forward"),

@@ -11,6 +11,7 @@ from mpsim.report.blocks import Figure, Section, setting_text
 from mpsim.report.service import HEADLINE as OF_SERVICE
 from mpsim.report.step import HEADLINE as OF_STEP
 from mpsim.result.words import Figures
+from mpsim.shipped import say
 from mpsim.units import Dimension, parse_quantity
 
 MOST = 2000  # answers on one page
@@ -63,10 +64,7 @@ def what_if(
     """
     table = list(rows)
     if len(table) > MOST:
-        raise ScenarioError(
-            f"got {len(table):,} combinations for the sliders of a page; needed at most {MOST:,}:"
-            " give fewer values"
-        )
+        raise ScenarioError(say("report.many_combinations", count=len(table), most=MOST))
     known: dict[str, dict[str, object]] = {}
     for values, _, _ in table:
         for key, value in values.items():

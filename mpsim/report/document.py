@@ -34,6 +34,7 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.settled import settled_by
 from mpsim.serving import ServiceResult
+from mpsim.shipped import say
 from mpsim.stamp import stamp
 from mpsim.study import Sweep, compare
 from mpsim.study.figures import title_of, unit_of
@@ -138,10 +139,7 @@ def _what_if(scenario: Scenario, sweep: Sweep) -> Section:
     return what_if(
         ((row.values, row.summary, row.reason or "") for row in sweep),
         start={key: known[key] for key in sweep.keys if key in known},
-        lead=(
-            "Each combination was simulated; the numbers are those of 'mpsim run --json' of"
-            f" {sweep.scenario} with these settings."
-        ),
+        lead=say("report.simulated", scenario=sweep.scenario),
     )
 
 

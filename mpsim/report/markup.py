@@ -25,6 +25,7 @@ from mpsim.report.blocks import at, chart_of
 from mpsim.report.lanes import unpacked
 from mpsim.report.pen import lanes_svg, legend, svg
 from mpsim.result.words import Figures
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity, percent
 
 Plain: TypeAlias = Mapping[str, Any]
@@ -313,10 +314,7 @@ def page(document: Figures, *, live: bool = False) -> str:
         script=script,
     )
     if (size := len(text.encode())) > LARGEST:
-        raise ScenarioError(
-            f"the page would have {size / 1e6:.1f} MB; a page has at most {LARGEST / 1e6:.0f} MB:"
-            " give it fewer scenarios"
-        )
+        raise ScenarioError(say("report.large_page", size=size / 1e6, largest=LARGEST / 1e6))
     return text
 
 

@@ -13,6 +13,7 @@ from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, a
 from mpsim.report.lanes import lives_of
 from mpsim.serving import ServiceResult
 from mpsim.serving.tally import ACCOUNT
+from mpsim.shipped import say
 from mpsim.units import percent
 
 _LATENCIES = {
@@ -62,10 +63,7 @@ def _headline(result: ServiceResult) -> Iterator[Block]:
         )
     ranges = summary.get("interval") or {}
     if "basis" in ranges:
-        yield Note(
-            f"The ranges hold the measured mean in {100 * ranges['level']:.0f} cases of 100 (basis:"
-            f" {ranges['basis']})."
-        )
+        yield Note(say("report.mean_ranges", percent=100 * ranges["level"], basis=ranges["basis"]))
 
 
 @SERVICE.add("latency", "Latency")

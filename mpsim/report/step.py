@@ -15,6 +15,7 @@ from mpsim.plot.studies import sensitivity_chart
 from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, figure
 from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
+from mpsim.shipped import say
 from mpsim.training.roofline import roofline
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -54,10 +55,7 @@ def _headline(result: Result) -> Iterator[Block]:
         yield Note("This does not fit into memory: it cannot run as it is.", "warning")
     ranges = summary.get("interval")
     if ranges:
-        yield Note(
-            f"The ranges hold the measured value in {100 * ranges['level']:.0f} cases of 100"
-            f" (basis: {ranges['basis']})."
-        )
+        yield Note(say("report.ranges", percent=100 * ranges["level"], basis=ranges["basis"]))
     if summary.get("validated"):
         yield Note(_nearest(summary["validated"]), "good")
     elif "validated" in summary:

@@ -15,6 +15,7 @@ from mpsim.plot.step import parts_of
 from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
 from mpsim.report.choices import MOST, what_if
 from mpsim.result.words import Figures
+from mpsim.shipped import say
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.plan import changed
 from mpsim.study.rows import Row
@@ -23,10 +24,7 @@ from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
 from mpsim.units import Dimension, format_quantity, percent
 
-_PRINTED = (
-    "what 'mpsim sweep --json', 'mpsim search --json', 'mpsim design --json' or 'mpsim explain"
-    " --json' printed"
-)
+_PRINTED = say("report.studies")
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
 _STEPS_SHOW = "The shortest steps, and what less memory costs."
 _SERVICES_SHOW = "What a user gets, and what an accelerator gives."
@@ -148,12 +146,7 @@ def _search(data: Figures) -> _Study:
         best = f"The best: {rows[0].name}: {step} a step, {memory} on the fullest rank."
         notes.append(Note(best, "good"))
     if data.get("ties"):
-        notes.append(
-            Note(
-                f"No clear winner: {data['ties']} other layouts tie with the best within the error"
-                " of such differences."
-            )
-        )
+        notes.append(Note(say("report.ties", ties=data["ties"])))
     proved = proof(complete=data["complete"], gap=data.get("gap"))
     mood = "plain" if data["complete"] else "warning"
     notes.append(Note(f"{proved[0].upper()}{proved[1:]}.", mood))

@@ -40,6 +40,7 @@ from mpsim.scenario.fields import (
     Time,
 )
 from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network_of, thinnings_of
+from mpsim.shipped import say
 
 T = TypeVar("T", Accelerator, Link)
 
@@ -58,9 +59,7 @@ def _where(value: object) -> str | tuple[int, ...] | None:
     message = (
         nearest(value, RULES) if isinstance(value, str) else f"needed one of {', '.join(RULES)}"
     )
-    raise ValueError(
-        f"got {str(value)[:60]!r}; {message}, or a list with the accelerator of every rank"
-    )
+    raise ValueError(say("scenario.no_graph", got=str(value)[:60], message=message))
 
 
 RULES: Final = tuple(rule.value for rule in Placement)
@@ -262,10 +261,7 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
         chip = choice.accelerator
         if chip is None or chip.preset is not None or chip.machine is not None:
             return []
-        message = (
-            "missing; needed an accelerator by name (see 'mpsim show hardware'), since the cluster"
-            " has no preset whose it could be"
-        )
+        message = say("scenario.no_accelerator")
         return [Problem(message, key="cluster.accelerator.preset")]
     message = f"lacks {', '.join(missing)}; give them, or a preset such as 'preset: dgx-h100'"
     return [Problem(message, key="cluster")]

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from mpsim import structs
 from mpsim.scenario.paths import expand_shorthand
-from mpsim.shipped import read_shipped
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 
 Fields: TypeAlias = dict[str, Any]
@@ -32,15 +32,9 @@ class Section(pydantic.BaseModel):
     )
 
 
-def worded(name: str, part: str, source: object, figures: Mapping[str, object]) -> str:
-    """Words of data/mistakes.yaml: what it `says` of a mistake, or the `key` that it blames."""
-    words: str = read_shipped("mpsim.scenario.data", "mistakes.yaml")[name][part]
-    return words.format(s=source, **figures)
-
-
 def contradiction(name: str, section: Section, /, **figures: object) -> ValueError:
-    """A section that contradicts itself, in the words of data/mistakes.yaml."""
-    return ValueError(worded(name, "says", section, figures))
+    """A section that contradicts itself, in the words of data/said.yaml."""
+    return ValueError(say(f"scenario.{name}", s=section, **figures))
 
 
 @structs.dataclass(frozen=True, slots=True)

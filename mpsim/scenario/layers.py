@@ -11,6 +11,7 @@ from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown
 from mpsim.scenario.paths import SHORTHANDS, Data, assign, copied, expand_shorthand, join
+from mpsim.shipped import say
 
 MAX_FILES: Final = 64
 _SHOWN: Final = 100  # characters of a path
@@ -247,10 +248,7 @@ def _lay_file(
         count[0] += 1
         inner = None
         if inside is not None and not resolved.is_relative_to(inside):
-            message = (
-                f"includes {include[:_SHOWN]!r}, which is outside the folder of the scenario; move"
-                " it inside, or allow it with --allow-include"
-            )
+            message = say("scenario.outside", include=include[:_SHOWN])
         elif resolved in chain:
             loop = " -> ".join(step.name for step in (*chain, target))
             message = f"include loop {loop}; remove one of them"

@@ -9,6 +9,7 @@ import pydantic
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Fields, Name, Section
+from mpsim.shipped import say
 from mpsim.workload import (
     Experts,
     LatentAttention,
@@ -139,10 +140,7 @@ def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fi
 
 def _width(hidden: int, heads: int) -> int:
     if hidden % heads:
-        raise WorkloadError(
-            f"hidden {hidden} does not divide among {heads} heads; change one of them, or give"
-            " head_dim"
-        )
+        raise WorkloadError(say("scenario.uneven_heads", hidden=hidden, heads=heads))
     return hidden // heads
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from mpsim.errors import HardwareError
 from mpsim.hardware import FabricKind, Routing
 from mpsim.scenario.fields import Bandwidth, Fields, Name, Power, Section, Time
+from mpsim.shipped import say
 
 Folder = Callable[[str], Path]  # where the file lies in which a dotted key was written
 
@@ -35,10 +36,7 @@ def _thinner(value: object) -> float | tuple[float, ...] | None:
         if value is None:
             return None
         if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-            raise ValueError(
-                f"got {str(ratio)[:60]!r}; needed a number, or a list of numbers for leaves,"
-                " spines, ..."
-            )
+            raise ValueError(say("scenario.ratio", got=str(ratio)[:60]))
         if isinstance(ratio, float) and not math.isfinite(ratio):
             raise ValueError(f"got {ratio}; needed a finite number")
         if not 1 <= ratio <= MOST_THINNED:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mpsim.scenario.fields import LengthChoice, Name, OneOf, PresetSection, Section, Time
 from mpsim.schedule import is_schedule, schedule, schedule_names
+from mpsim.shipped import say
 from mpsim.workload import Tuning
 
 Precision = Literal[
@@ -337,9 +338,7 @@ def expand_range(bounds: object) -> list[int | float]:
     ([2, 4, 6, 8], [0.1, 0.2, 0.3])
     """
     if not (isinstance(bounds, list) and len(bounds) == 3 and all(map(_is_number, bounds))):
-        raise ValueError(
-            f"got range {str(bounds)[:60]}; needed [start, stop, step] of three numbers"
-        )
+        raise ValueError(say("scenario.no_range", got=str(bounds)[:60]))
     start, stop, step = bounds
     count = math.floor((stop - start) / step + NEARLY) + 1 if step else 0
     if not 1 <= count <= MAX_VALUES:
@@ -367,9 +366,7 @@ def _expand(value: object) -> object:
         return tuple(expand_range(value["range"]))
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_VALUES:
         got = f"a list of {len(value)}" if isinstance(value, list | tuple) else repr(value)[:60]
-        raise ValueError(
-            f"got {got}; needed a list of values, or a range such as {{range: [1, 8, 1]}}"
-        )
+        raise ValueError(say("scenario.no_values", got=got))
     return tuple(value)
 
 

@@ -24,6 +24,7 @@ from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.loop import loop_orders, split_loop_orders
 from mpsim.schedule.orders import Orders
+from mpsim.shipped import say
 
 _NAME = "interleaved-1f1b"
 
@@ -55,10 +56,7 @@ def interleaved_1f1b(
     """
     check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     if extra_warmup < 0:
-        raise ScheduleError(
-            f"{_NAME}: got extra_warmup = {extra_warmup}; needed at least 0; set extra_warmup to 0"
-            " or 1"
-        )
+        raise ScheduleError(say("schedule.extra_warmup", name=_NAME, extra_warmup=extra_warmup))
     group = microbatch_group(pp=pp, microbatches=microbatches, group_size=group_size)
     chunk_K, microbatch_K = chunk_table(microbatches, virtual_stages, group)
     full = 2 * np.arange(pp)[::-1] + (virtual_stages - 1) * group + extra_warmup

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.errors import ScheduleError
+from mpsim.shipped import say
 
 
 class Action(enum.IntEnum):
@@ -265,17 +266,12 @@ class Orders:
         """No action occurs twice, and no gradient is computed both by B and by I or W."""
         twice = np.argwhere(count > 1)
         if len(twice):
-            raise ScheduleError(
-                f"got {_names(twice)} more than once; needed every action once; remove the others"
-            )
+            raise ScheduleError(say("schedule.twice", actions=_names(twice)))
         parts = count[Action.I] + count[Action.W]
         both = np.argwhere((count[Action.B] > 0) & (parts > 0))
         if len(both):
             actions = _names((Action.B, stage, microbatch) for stage, microbatch in both)
-            raise ScheduleError(
-                f"got {actions} next to an I or W of the same stage and microbatch; needed either a"
-                " full B, or an I and a W; remove one of the two"
-            )
+            raise ScheduleError(say("schedule.mixed_backward", actions=actions))
 
     def _check_missing(self, count: Ints) -> None:
         """Every stage of its chain runs F and either B, or I and W, for every microbatch."""
@@ -303,10 +299,7 @@ class Orders:
         np.logical_or.at(runs, chains, count.any(axis=0))
         twice = np.flatnonzero(runs.sum(axis=0) > 1)
         if len(twice):
-            raise ScheduleError(
-                f"got microbatch {twice[0]} in more than one direction; needed one; remove its"
-                " actions on the stages of the other"
-            )
+            raise ScheduleError(say("schedule.both_ways", microbatch=twice[0]))
         runs[0] |= ~runs.any(axis=0)
         expected: Flags = runs[chains]
         return expected
@@ -364,11 +357,7 @@ def _parse(token: str, rank: int, place: int) -> list[_Token]:
         if match is not None
     ]
     if len(actions) < len(parts):
-        raise ScheduleError(
-            f"rank {rank}, place {place}: got {_shown(token)}; needed <stage><F|B|I|W><microbatch>"
-            " such as '3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication"
-            " and memory actions"
-        )
+        raise ScheduleError(say("schedule.no_token", rank=rank, place=place, got=_shown(token)))
     return actions
 
 

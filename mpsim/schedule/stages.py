@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from mpsim import structs
 from mpsim.errors import ScheduleError
+from mpsim.shipped import say
 
 
 def loop_map(pp: int, virtual_stages: int) -> NDArray[np.int32]:
@@ -30,10 +31,7 @@ def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
     [0, 1, 1, 0]
     """
     if virtual_stages != len("Ff"):
-        raise ScheduleError(
-            f"got virtual_stages = {virtual_stages} on a V; needed 2, one chunk on the way down and"
-            " one on the way up; set virtual_stages to 2"
-        )
+        raise ScheduleError(say("schedule.chunks_of_v", virtual_stages=virtual_stages))
     down = np.arange(pp, dtype=np.int32)
     return np.concatenate([down, down[::-1]])
 

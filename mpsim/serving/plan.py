@@ -29,7 +29,7 @@ from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork
 from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
-from mpsim.shipped import read_shipped
+from mpsim.shipped import say
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
@@ -37,12 +37,6 @@ CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0
 _STREAM = 17  # of the seed: the requests are drawn from others
-
-
-def told(name: str, *values: object, **figures: object) -> str:
-    """A warning or a refusal in the words of data/told.yaml."""
-    words: str = read_shipped("mpsim.serving.data", "told.yaml")[name]
-    return words.format(*values, **figures)
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -473,21 +467,22 @@ class ServicePlan:
             yield from behind.problems()
         if self.given_blocks is None and memory.blocks == 0:
             fixed = memory.weights, memory.activations, memory.reserve
-            sizes = (f"{size / 1e9:.1f} GB" for size in (*fixed, sum(fixed), memory.usable))
+            sizes = [f"{size / 1e9:.1f} GB" for size in (*fixed, sum(fixed), memory.usable)]
             mend = self._changes_that_fit()
             mend = mend or f"raise tp or pp, or take narrower weights than {self.weights}"
             chip, ranks = self.cluster.accelerator.name, self.tp * self.pp
-            yield Problem(told("no_cache", *sizes, ranks=ranks, chip=chip, mend=mend), self.key)
+            words = say("serving.no_cache", sizes=sizes, ranks=ranks, chip=chip, mend=mend)
+            yield Problem(words, self.key)
         if message := self._wrong_draft():
             yield Problem(message, key="serving.speculation.draft")
         moe, copies = self.model.moe, self.engine.redundant_experts
         if moe is not None and self.engine.eplb and (moe.experts + copies) % self.ep:
             near = -moe.experts % self.ep
-            message = told("copies", copies=copies, experts=moe.experts, ep=self.ep, near=near)
+            message = say("serving.copies", s=self, copies=copies, experts=moe.experts, near=near)
             yield Problem(message, key=f"{self.key}.engine.redundant_experts")
         if behind is not None and behind.engine.block != self.engine.block:
             own, other = self.engine.block, behind.engine.block
-            yield Problem(told("blocks", own=own, other=other), self.key)
+            yield Problem(say("serving.blocks", own=own, other=other), self.key)
 
     def _changes_that_fit(self) -> str:
         """The nearest change of each key alone that leaves room for a request of mean length."""
@@ -533,9 +528,9 @@ class ServicePlan:
         draft, inside = find_model(name), max(1, self.tp // self.attention_dp)
         if draft.vocab != self.model.vocab:
             own = {"needed": self.model.vocab, "model": self.model.name}
-            return told("vocabulary", draft=name, vocab=draft.vocab, **own)
+            return say("serving.vocabulary", draft=name, vocab=draft.vocab, **own)
         if draft.heads % inside:
-            return told("draft_heads", draft=name, heads=draft.heads, ranks=inside)
+            return say("serving.draft_heads", draft=name, heads=draft.heads, ranks=inside)
         return ""
 
     def requests(self, count: int | None = None) -> Requests:
@@ -555,9 +550,9 @@ class ServicePlan:
         longest = 0 if requests is None else int(requests.prompt.max(initial=0))
         whole = not engine.chunked and not self.policy.together
         if whole and longest > engine.max_tokens:
-            raise ScenarioError(told("long_prompt", longest=longest, most=engine.max_tokens))
+            raise ScenarioError(say("serving.long_prompt", longest=longest, most=engine.max_tokens))
         if self.work.state is not None and engine.prefix_cache and requests and requests.hashes:
-            raise ScenarioError(told("shared_states", model=self.model.name))
+            raise ScenarioError(say("serving.shared_states", model=self.model.name))
         if requests is not None:
             self._require_room(requests, requests.output + self.rules.drafts, "an instance")
             if self.prefill is not None:
@@ -572,4 +567,4 @@ class ServicePlan:
         tokens = tokens + blocks * rules.block
         if too_long := int((tokens > room).sum()):
             figures = {"count": too_long, "of": len(requests), "longest": int(tokens.max())}
-            raise ScenarioError(told("no_room", **figures, holder=holder, room=room))
+            raise ScenarioError(say("serving.no_room", **figures, holder=holder, room=room))

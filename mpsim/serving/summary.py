@@ -18,9 +18,10 @@ from mpsim.scenario.settled import longest_context
 from mpsim.serving.batching import Batch
 from mpsim.serving.cache import TIERS
 from mpsim.serving.confidence import distribution
-from mpsim.serving.plan import CACHE_BYTES, ServicePlan, told
+from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Served
 from mpsim.serving.tally import ACCOUNT, RowSums, Tally
+from mpsim.shipped import say
 from mpsim.units import percent
 
 _BUSY = 0.9  # share of the time that a process has work
@@ -208,27 +209,27 @@ def _warnings(
         yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"
     known = longest_context(plan.model.name)
     if tally.longest > known:
-        yield told("longest", longest=tally.longest, model=plan.model.name, known=known)
+        yield say("serving.longest", longest=tally.longest, model=plan.model.name, known=known)
     rate = _rate(tally.finished, tally.seconds)
     if load.turns > 1 and load.rate is not None and rate < _CAME * load.rate:
         stay = load.turns * (tally.spreads["e2e"].mean + load.think_time)
         count = math.ceil(3.0 * load.rate * stay)
-        yield told("sessions", rate=rate, stated=load.rate, stay=stay, count=count)
+        yield say("serving.sessions", rate=rate, stated=load.rate, stay=stay, count=count)
     most = plan.replicas * plan.pp / plan.stream_time if plan.stream_time else math.inf
     if _rate(tally.output, tally.seconds) > _BUSY * most:
-        yield told("one_process", most=most, wider=10 * plan.engine.stream_interval)
+        yield say("serving.one_process", most=most, wider=10 * plan.engine.stream_interval)
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:
-        yield told("moved", moved=served.moved)
+        yield say("serving.moved", moved=served.moved)
     felt, short = served.preemptions, parts["idle_cache"]
-    found = "preempted_found" if engine.prefix_cache else "preempted"
-    lacks = [told(found, preempted=felt)] * bool(felt)
+    found = "serving.preempted_found" if engine.prefix_cache else "serving.preempted"
+    lacks = [say(found, preempted=felt)] * bool(felt)
     if short > _FELT * served.end:
-        lacks.append(told("waited", share=percent(short / served.end)))
+        lacks.append(say("serving.waited", share=percent(short / served.end)))
     if lacks and CACHE_BYTES[plan.kv] > 1.0 and plan.given_blocks is None:
         tokens = plan.cache_tokens
-        lacks[-1] += told("narrow", twice=2 * tokens, kv=plan.kv, tokens=tokens)
+        lacks[-1] += say("serving.narrow", twice=2 * tokens, kv=plan.kv, tokens=tokens)
     if lacks:
         yield ", ".join(lacks)
     if tally.share < plan.slo.share and tally.binding == "tpot":
@@ -250,4 +251,4 @@ def _long_chunks(plan: ServicePlan) -> Iterator[str]:
     fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
     if seconds(tokens) > limit and fitting:
         times = {"took": 1e3 * seconds(tokens), "limit": 1e3 * limit}
-        yield told("long_chunk", tokens=tokens, **times, fits=max(fitting))
+        yield say("serving.long_chunk", tokens=tokens, **times, fits=max(fitting))

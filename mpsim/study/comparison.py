@@ -14,6 +14,7 @@ from mpsim.result.words import Figures, of_peak
 from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.study.facility import Facility
 from mpsim.study.figures import (
     FIGURES,
@@ -214,9 +215,7 @@ def compare(a: Side, b: Side, *, tokens: float | None = None) -> Comparison:
     first, second = _summary(a, "the first"), _summary(b, "the second")
     serve = [summary.get("job") == "serving" for summary in (first, second)]
     if serve[0] != serve[1]:
-        raise ScenarioError(
-            "one result is of a training step and the other of a service; needed two of a kind"
-        )
+        raise ScenarioError(say("study.two_kinds"))
     chosen, whole = FIGURES, "step_time_s"
     if serve[0]:
         first, second = _per_token(first), _per_token(second)
@@ -259,9 +258,7 @@ def _said(data: Data) -> dict[str, object]:
 def _plans(a: object, b: object, tokens: float) -> list[Difference]:
     """Days, hours, price, energy and carbon of both trainings."""
     if not (isinstance(a, Result) and isinstance(b, Result)):
-        raise ScenarioError(
-            "tokens: a plan needs two training steps that were simulated now; give scenarios"
-        )
+        raise ScenarioError(say("study.two_steps"))
     assumed = Assumptions(facility=Facility.of())
     first, second = (plan_training(side, tokens, assumed).to_json() for side in (a, b))
     return _differences(first, second, PLAN_FIGURES)
@@ -310,10 +307,7 @@ def _summary(result: Side, which: str) -> Mapping[str, object]:
     summary = result if isinstance(result, Mapping) else result.summary
     missing = [key for key in needed_keys(summary) if key not in summary]
     if missing:
-        raise ScenarioError(
-            f"{which} is not a result: it lacks {', '.join(missing)}; give what 'mpsim run --json'"
-            " printed"
-        )
+        raise ScenarioError(say("study.no_result", which=which, missing=", ".join(missing)))
     return summary
 
 
@@ -335,7 +329,5 @@ def _ranges(
 def _parts(summary: Mapping[str, object]) -> dict[str, float]:
     parts = summary["breakdown_s"]
     if not isinstance(parts, Mapping):
-        raise ScenarioError(
-            f"{summary['scenario']}: breakdown_s is not a mapping of parts to seconds"
-        )
+        raise ScenarioError(say("study.no_parts", name=summary["scenario"]))
     return {str(name): float(part) for name, part in parts.items()}

@@ -22,6 +22,7 @@ from mpsim.arrays import Floats, Ints
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -205,10 +206,7 @@ def simulate_goodput(
         if not (math.isfinite(value) and value > 0):
             raise ScenarioError(f"{name} is {value!r}; needed a finite number above 0")
     if checkpoint.lag > interval + checkpoint.blocking:
-        raise ScenarioError(
-            f"a checkpoint takes {checkpoint.lag:.4g} s to store but the next follows after"
-            f" {interval:.4g} s; needed a longer interval or faster storage"
-        )
+        raise ScenarioError(say("study.slow_storage", lag=checkpoint.lag, interval=interval))
     _check_size(reliability, days, trials)
     shares = np.zeros((trials, len(PARTS)))
     counts = np.zeros(trials, dtype=np.int64)

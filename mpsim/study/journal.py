@@ -19,6 +19,7 @@ from typing import IO, Any, TypeAlias
 
 from mpsim.errors import ScenarioError
 from mpsim.inputs import open_regular, read_lines
+from mpsim.shipped import say
 from mpsim.stamp import stamp
 
 Entry: TypeAlias = dict[str, Any]  # what stands in a line of a journal: data of whoever wrote it
@@ -104,9 +105,7 @@ class Journal:
         with self._path.open("ab") as file:
             _lock(file, self._path)
             if file.tell() != self._read_bytes:
-                raise ScenarioError(
-                    f"{self._path}: another mpsim has written to it since it was read; run it again"
-                )
+                raise ScenarioError(say("study.written_since", path=self._path))
             try:
                 yield
             finally:
@@ -186,8 +185,6 @@ def _lock(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise ScenarioError(
-            f"{path}: another mpsim writes to it; wait for it to end, or give --resume another file"
-        ) from error
+        raise ScenarioError(say("study.locked", path=path)) from error
     except OSError:  # a file system without locks
         return

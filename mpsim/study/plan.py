@@ -19,7 +19,7 @@ from mpsim.result.residuals import Interval, Setting
 from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility, Rate, check_rates, rate_of
 from mpsim.study.reliability import (
@@ -194,10 +194,7 @@ def plan_training(
         for times in (1.0 / _APART, _APART)
     ]
     if goodput <= 0:
-        raise ScenarioError(
-            f"{result.scenario.name}: fails faster than it restarts, so it never ends; needed fewer"
-            " accelerators, fewer failures or a faster restart"
-        )
+        raise ScenarioError(say("study.never_ends", name=result.scenario.name))
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
     rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
@@ -225,10 +222,7 @@ def plan_training(
         fits=bool(summary["fits_memory"]),
         fits_probability=summary.get("fits_probability"),
         spread=others.ends(spread),
-        basis=(
-            f"{known.basis}; a third to three times the failures; as much farther off as"
-            f" {others.trainings} published trainings were"
-        ),
+        basis=say("study.plan_interval", basis=known.basis, trainings=others.trainings),
         computing_spread=known_trainings("computing", without=without).ends(steady),
         warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
     )

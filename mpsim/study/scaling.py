@@ -10,6 +10,7 @@ from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.study.figures import warned
 from mpsim.units import percent
@@ -199,10 +200,7 @@ def scale(
             raise ScenarioError(f"got mode {mode!r}; {nearest(mode, MODES)}")
     each = scenario.hardware.node.accelerators
     if scenario.is_mixed:
-        raise ScenarioError(
-            f"{scenario.name}: got a mixed cluster, of which no size follows; scale one kind of"
-            " node"
-        )
+        raise ScenarioError(say("study.mixed_cluster", name=scenario.name))
     wrong = [size for size in accelerators if size < 1 or size % each]
     if wrong or not accelerators:
         raise ScenarioError(

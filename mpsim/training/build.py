@@ -34,6 +34,7 @@ from mpsim.program.program import TICK, Program, Template
 from mpsim.program.rows import Graph, Prices, Rows
 from mpsim.program.template import one_kernel, stretched, ticks
 from mpsim.schedule import Action, Orders
+from mpsim.shipped import say
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import MESSAGES, blocking_actions
@@ -176,11 +177,7 @@ def _joined(plan: Plan, programs: list[Program]) -> Program:
         return join(programs, names, [len(replicas.replicas) for replicas in plan.classes])
     except UnequalCollectivesError as error:
         counts = ", ".join(map(str, error.counts))
-        raise ScenarioError(
-            "replicas that differ would not gather and reduce the same tensors in the same order"
-            f" ({counts} collectives by class); give every replica as many microbatches, or take a"
-            " framework and a zero that reduce gradients once a step"
-        ) from None
+        raise ScenarioError(say("training.unlike_replicas", counts=counts)) from None
 
 
 _GRADIENT = (Action.B, Action.W)

@@ -19,6 +19,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.fields import LengthChoice
 from mpsim.schedule import Orders, make_orders
+from mpsim.shipped import say
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Transformer
@@ -166,10 +167,7 @@ def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
     mixed = domain[first[domain] != kind]
     if len(mixed):
         key = f"cluster.{'stages' if stages else 'replicas'}"
-        message = (
-            f"scale-up domain {int(mixed.min())} would hold ranks of two parts; needed one part in"
-            " each domain: change the counts, the degrees, or parallelism.order"
-        )
+        message = say("training.two_parts", domain=int(mixed.min()))
         raise ScenarioError(scenario.locate([Problem(message, key=key)]))
     return nodes
 
@@ -239,15 +237,10 @@ def _orders(scenario: Scenario, microbatches: int) -> Orders:
 def _check_trains(orders: Orders, microbatches: int) -> None:
     """Refuse orders that are no training step of whole microbatches."""
     if orders.forward_only:
-        raise ScheduleError(
-            f"{orders.schedule}: got a schedule without backward; needed one that trains; time it"
-            f" alone with 'mpsim schedule {orders.schedule}'"
-        )
+        raise ScheduleError(say("training.no_backward", orders=orders))
     if orders.microbatches != microbatches:
         raise ScheduleError(
-            f"{orders.schedule}: got {orders.microbatches} units of work for {microbatches}"
-            " microbatches; needed whole microbatches; parts of a sequence are timed by 'mpsim"
-            f" schedule {orders.schedule}' only"
+            say("training.parts_of_sequences", orders=orders, microbatches=microbatches)
         )
 
 

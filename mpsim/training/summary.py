@@ -18,6 +18,7 @@ from mpsim.program.floors import fabric_ticks, link_floors, port_ticks
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
 from mpsim.result.words import Figures
+from mpsim.shipped import say
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of, told
@@ -157,23 +158,13 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     warnings = [straddles] if straddles else []
     staged = plan.network == "analytic" and plan.layout.mesh.pp > 1
     if staged and routes_of(plan.layout.cluster).names:
-        warnings.append(
-            "links of the fabric are thinner than the NICs below them, and network: analytic lets"
-            " stages use them without meeting each other; set simulation.network to flow"
-        )
+        warnings.append(say("training.thin_links"))
     if plan.orders.fused.any() and plan.layout.mesh.ep > 1 and not plan.fuses_blocks:
         order = plan.schedule or "this order of actions"
-        warnings.append(
-            f"{order} has forwards beside backwards to run the exchange of experts of one beside"
-            " the kernels of the other, and nothing does; set framework.expert_overlap to"
-            " microbatch"
-        )
+        warnings.append(say("training.nothing_beside", order=order))
     warnings += _floor_warnings(result, plan, floors)
     if memory.fits and told(result.headline).full > _CROWDED:
-        warnings.append(
-            "memory may be full at its peak, where an allocator frees and allocates again, and a"
-            " step takes longer than predicted; recompute more, or take smaller micro batches"
-        )
+        warnings.append(say("training.full_memory"))
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB"

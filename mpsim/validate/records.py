@@ -14,6 +14,7 @@ import numpy as np
 from mpsim import structs
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity, percent
 
 _DIMENSIONS = {"s": Dimension.TIME, "B": Dimension.BYTES}
@@ -402,12 +403,7 @@ def _reasons(validation: Validation, kind: str) -> list[str]:
 
 def _decisions(validation: Validation) -> list[str]:
     """How good a choice the predictions make among runs of one model on as many accelerators."""
-    lines = [
-        f"  {decision.family}: {decision.groups} groups of {decision.rows} rows, tau"
-        f" {decision.tau:.2f}, regret {decision.mean_regret:.1%}, at most"
-        f" {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
-        for decision in validation.decisions
-    ]
+    lines = [say("validate.decision", decision=decision) for decision in validation.decisions]
     pairs = [
         f"  {told.kind}: {told.pairs} pairs, {told.held / told.pairs:.0%} in the interval of their"
         f" difference; {told.told} told apart"

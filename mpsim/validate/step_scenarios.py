@@ -8,7 +8,7 @@ from mpsim.hardware import Cluster, host_of
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.result.words import Figures
 from mpsim.schedule import schedule
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 from mpsim.units import Dimension, format_quantity, parse_quantity
 
 _MODEL = ("layers", "hidden", "heads", "ffn_hidden", "vocab")
@@ -59,10 +59,7 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
     if lacking:
         raise CalibrationError(f"shape lacks {', '.join(lacking)}")
     if measurement.variant.get("compiled") and machine.accelerator.family == "cpu":
-        raise CalibrationError(
-            "compiled steps are not predicted on a CPU: kernels there were measured as they run"
-            " eagerly"
-        )
+        raise CalibrationError(say("validate.compiled_cpu"))
     assert machine.calibration is not None, "a machine file"
     shape = measurement.shape
     dp, tp, pp = (shape.get(axis, 1) for axis in _DEGREES)

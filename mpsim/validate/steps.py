@@ -20,6 +20,7 @@ from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measuremen
 from mpsim.measured.sources import quietest
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.units import Dimension, format_quantity
 from mpsim.validate.actions import (
@@ -301,10 +302,7 @@ def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
     document = machine.calibration.document if machine.calibration else {}
     match = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
     if match and match[1] != measured.header.torch:
-        yield (
-            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was"
-            f" calibrated with torch {match[1]}"
-        )
+        yield say("validate.other_torch", measured=measured, name=machine.name, version=match[1])
 
 
 def _others(machine: Cluster) -> float:
@@ -468,8 +466,4 @@ def _error_lines(comparison: Comparison) -> Iterator[str]:
 
 def _noise_lines(comparison: Comparison) -> Iterator[str]:
     if not comparison.tells:
-        yield (
-            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same"
-            f" kernel changed by {comparison.drift:.0%} while measuring, other processes used"
-            f" {comparison.busy:.0%} of the host"
-        )
+        yield say("validate.too_noisy", comparison=comparison)

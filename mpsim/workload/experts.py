@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpsim import structs
+from mpsim.shipped import say
 from mpsim.workload import sizes
 
 
@@ -54,10 +55,7 @@ class Experts:
         """Say what is out of range."""
         yield from sizes.unfit(self, "moe.")
         if self.top_k > self.experts:
-            yield (
-                f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than"
-                " there are"
-            )
+            yield say("workload.top_k", s=self)
         if not self.imbalance >= 1:
             yield f"moe.imbalance is {self.imbalance!r}; the busiest rank has at least the mean, 1"
         if not self.spread >= 0:

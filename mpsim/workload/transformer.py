@@ -9,6 +9,7 @@ from mpsim import structs
 from mpsim.description import Description, Figure, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
+from mpsim.shipped import say
 from mpsim.workload import sizes
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
@@ -253,17 +254,11 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
     if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
         yield f"dropout is {model.dropout!r}; it must be in [0, 1)"
     if _whole(model.heads) and _whole(model.kv_heads) and model.heads % model.kv_heads:
-        yield (
-            f"heads ({model.heads}) is not a multiple of kv_heads ({model.kv_heads}); "
-            "every key/value head serves the same number of queries"
-        )
+        yield say("workload.kv_heads", model=model)
     if model.attention == "sliding" and not model.window:
         yield "attention is 'sliding' but window is 0; give the window in tokens"
     if model.attention != "sliding" and model.window:
-        yield (
-            f"window is {model.window!r} but attention is {model.attention!r}; "
-            "set attention to 'sliding' or leave window out"
-        )
+        yield say("workload.window", model=model)
 
     for part in (model.moe, model.mla, model.state, model.vision):
         yield from part.mistakes() if part else ()
@@ -276,51 +271,30 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
             "layer_pattern has S or M exactly where state says what they are; give both or neither"
         )
     if model.layer_pattern and (model.full_every or model.encoder_layers or model.parallel_block):
-        yield (
-            "layer_pattern stands for one stack of serial layers; leave out full_every,"
-            " encoder_layers and parallel_block"
-        )
+        yield say("workload.one_stack")
     if model.scalar_head and (model.tied_embeddings or model.mtp_layers):
-        yield (
-            "scalar_head has no vocabulary to share or to predict further; set tied_embeddings to"
-            " false and mtp_layers to 0"
-        )
+        yield say("workload.scalar_head")
     if model.attention_gate and (model.mla or model.parallel_block):
         yield "attention_gate stands beside plain attention; leave out mla and parallel_block"
 
 
 def _check_stacks(model: Transformer) -> Iterator[str]:
     if model.full_every and model.attention != "sliding":
-        yield (
-            f"full_every is {model.full_every} but attention is {model.attention!r}; set it to"
-            " 'sliding'"
-        )
+        yield say("workload.full_every", model=model)
     if model.encoder_layers >= model.layers:
-        yield (
-            f"encoder_layers is {model.encoder_layers} of {model.layers} layers; leave some to the"
-            " decoder"
-        )
+        yield say("workload.encoder_layers", model=model)
     if model.mtp_layers >= model.layers:
-        yield (
-            f"mtp_layers is {model.mtp_layers} of {model.layers} layers; leave some to predict the"
-            " next token"
-        )
+        yield say("workload.mtp_layers", model=model)
     if bool(model.encoder_layers) != bool(model.decoder_length):
         yield "encoder_layers and decoder_length come together; give both or neither"
     if model.encoder_layers and (model.window or model.mla or model.parallel_block):
-        yield (
-            "an encoder and a decoder have plain serial layers; leave out window, mla and"
-            " parallel_block"
-        )
+        yield say("workload.two_stacks")
     if model.parallel_block and (model.moe or model.mla or model.post_norm):
         yield (
             "a parallel block has a plain MLP and plain attention; leave out moe, mla and post_norm"
         )
     if model.mla and (model.qk_norm or model.kv_heads != model.heads):
-        yield (
-            "latent attention has norms and key-value heads of its own; leave out qk_norm, set"
-            " kv_heads to heads"
-        )
+        yield say("workload.latent")
 
 
 def _whole(value: object) -> bool:

@@ -39,6 +39,7 @@ from mpsim.program import COLLECTIVE, SEND, TICK, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
 from mpsim.scenario import Scenario
+from mpsim.shipped import say
 from mpsim.simulate import Prepared, prepare
 
 MOST_NODES: Final = 4_000_000  # nodes of all ranks together: a GB of files
@@ -77,10 +78,7 @@ def chakra_files(prepared: Prepared, *, prefix: str | None = None) -> Exported:
     plan, program = prepared.plan, prepared.program
     name = safe_name(prefix or prepared.scenario.name)
     if plan.classes:
-        raise ScenarioError(
-            f"{name}: replicas differ from each other (cluster.replicas, variation); an execution"
-            " trace is written of replicas that are alike"
-        )
+        raise ScenarioError(say("formats.unlike_replicas", name=name))
     fine = expand(program)
     writer = _Writer(fine, expanded_flops(program), prepared)
     world = plan.layout.mesh.world
@@ -306,16 +304,10 @@ class _Writer:
         told = [
             "durations are whole microseconds",
             "memory, energy and prices have no place in an execution trace",
-            (
-                "bytes that kernels move are not known by kernel: tensor_size is 0, so run"
-                " ASTRA-sim with roofline-enabled 0"
-            ),
+            say("formats.no_bytes"),
         ]
         if crossing := int((~self._written).sum()):
-            told.append(
-                f"{crossing} waits of one rank for another without a message are left out: nodes of"
-                " a file wait for each other only"
-            )
+            told.append(say("formats.crossing", crossing=crossing))
         names = {COLLECTIVES[kind] for kind in set(program.collective.tolist()) if kind >= 0}
         told += [
             f"{name} is written as {_AS[name]}: ASTRA-sim has no {name}"

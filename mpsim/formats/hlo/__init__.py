@@ -20,6 +20,7 @@ from mpsim.formats.hlo.text import Instruction, Module, groups_of, parse_module
 from mpsim.formats.hlo.work import product_of, work_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options, read_text
+from mpsim.shipped import say
 
 __all__ = ["HLO", "facts_of", "read_module"]
 
@@ -33,10 +34,7 @@ def read_module(path: Path) -> Module:
     """
     text = read_text(path, needed="HLO text", largest=LARGEST)
     if re.search(r"^[ \t]*(module @|func\.func|stablehlo\.)", text[:10_000], re.MULTILINE):
-        raise FormatError(
-            f"{path}: is StableHLO or MLIR, from before partitioning; needed compiled.as_text(), or"
-            " *.after_optimizations.txt of --xla_dump_to"
-        )
+        raise FormatError(say("formats.before_partitioning", path=path))
     start = _BEGINS.search(text)
     return parse_module(text[start.start() :] if start else text, str(path))
 

@@ -42,6 +42,7 @@ from mpsim.parallel.axes import Stream
 from mpsim.program import COLLECTIVE, Program
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
+from mpsim.shipped import say
 from mpsim.workload import Operator, OperatorKind, Phase, Role
 
 MOST_ROWS: Final = 1_000_000
@@ -451,15 +452,9 @@ class _Builder:
             names = ", ".join(sorted(self._unknown)[:6])
             told.append(f"calls of unknown code count by the bytes they move alone: {names}")
         if self._scaled:
-            told.append(
-                f"loops of over {MOST_ROWS:,} operations stand as one pass with all times"
-                " multiplied"
-            )
+            told.append(say("formats.long_loops", most=MOST_ROWS))
         if self.device and (self.device == "TPU") != chip.family.startswith("tpu"):
-            told.append(
-                f"compiled for a {self.device}, and {chip.title} is another device: kernels are"
-                " fused as the compiler chose for its own"
-            )
+            told.append(say("formats.other_device", device=self.device, title=chip.title))
         return told
 
 

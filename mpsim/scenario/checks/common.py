@@ -12,8 +12,8 @@ from mpsim import structs
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework
-from mpsim.scenario.fields import worded
 from mpsim.scenario.layers import Layers, lay_values
+from mpsim.shipped import say
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -24,9 +24,9 @@ FIXED_KEYS: Final = ("schema", "name", "sweep", "design", "include", "overrides"
 
 
 def mistake(name: str, scenario: Written, /, **figures: object) -> Problem:
-    """A mistake in the words of data/mistakes.yaml, with `figures` beside those of the scenario."""
-    said, key = (worded(name, part, scenario, figures) for part in ("says", "key"))
-    return Problem(said, key)
+    """A mistake in the words of data/said.yaml, with `figures` beside those of the scenario."""
+    says, key = (say(f"scenario.{name}", part, s=scenario, **figures) for part in ("says", "key"))
+    return Problem(says, key)
 
 
 def check_model(scenario: Written) -> Iterator[Problem]:

@@ -37,6 +37,7 @@ from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search
 from mpsim.schedule.stages import loop_map, v_map
 from mpsim.schedule.tape import Step, from_steps, steps_of
+from mpsim.shipped import say
 
 STAGE_MAPS = {"loop": loop_map, "v": v_map}  # how stages lie on ranks
 
@@ -163,10 +164,7 @@ def _room(
 ) -> Room:
     limits = np.asarray(math.inf if limit is None else limit, float)
     if limits.shape not in ((), (pp,)) or not (limits >= 0).all():
-        raise ScheduleError(
-            f"memory_limit: got {limits.tolist()}; needed one number of at least 0, or {pp}, one a"
-            " rank"
-        )
+        raise ScheduleError(say("schedule.limit_of_ranks", got=limits.tolist(), pp=pp))
     return Room(
         limit=np.broadcast_to(limits, (pp,)).tolist(),
         until_input=by_stage("held_until_input", until_input, stages).tolist(),
@@ -296,10 +294,7 @@ class _Search:
                 stage_rank=self.stage_rank,
             )
         else:
-            raise ScheduleError(
-                f"got a memory limit of {self.room.limit} by rank, in which no order was found;"
-                " needed room for at least one microbatch; raise the limit, or recompute more"
-            )
+            raise ScheduleError(say("schedule.no_order", limit=self.room.limit))
         named = None if self.named is None else (self.named[0].schedule, self.named[1])
         return Synthesis(orders, makespan, self.bound, named, self.spent)
 

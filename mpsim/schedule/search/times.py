@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mpsim import structs
 from mpsim.errors import ScheduleError
+from mpsim.shipped import say
 
 UNTIL_WEIGHT = 0.5
 """Part of an activation that the zero-bubble authors' searches take to be held until W.
@@ -32,10 +33,7 @@ class Memory:
     def of_count(cls, activations: float, *, until_weight: float = 1.0) -> Memory:
         """Room for so many activations, a part (0 to 1) held until W and the rest until I."""
         if not 0 <= until_weight <= 1:
-            raise ScheduleError(
-                f"got until_weight = {until_weight}; needed the part of an activation held until W,"
-                " 0 to 1"
-            )
+            raise ScheduleError(say("schedule.part_until_weight", until_weight=until_weight))
         return cls(activations, (1.0, until_weight - 1.0, -until_weight))
 
     def fits(self, held: float) -> bool:

@@ -32,6 +32,7 @@ from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 from mpsim.schedule.stages import loop_map
 from mpsim.schedule.tape import Step, from_steps
+from mpsim.shipped import say
 
 
 def zb_1p(
@@ -190,10 +191,7 @@ class _Build:
         memory = self.memory[rank]
         while not memory.fits(self.held[rank] + memory.change[_PLACE[kind]]):
             if not self.pending(rank):
-                raise ScheduleError(
-                    f"got a memory limit of {memory.limit} on rank {rank}; needed room for one more"
-                    " activation; raise the limit"
-                )
+                raise ScheduleError(say("schedule.no_room", limit=memory.limit, rank=rank))
             self.put(_W, rank)
 
     def fill(self, kind: int, rank: int, *, eager: bool) -> None:

@@ -17,6 +17,7 @@ from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
 from mpsim.scenario.design import Bounds, DesignChoice
+from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.study.design.explore import Explorer, Values, jobs_of
 from mpsim.study.design.option import Option, bill_of
@@ -73,10 +74,7 @@ def design(
     """
     spec = scenario.design
     if spec is None:
-        message = (
-            "missing; needed jobs and choices, such as 'design: {jobs: {train: {tokens: 1T}},"
-            " choices: {cluster.nodes: [8, 16]}}'"
-        )
+        message = say("study.no_design")
         raise ScenarioError(scenario.locate([Problem(message, key="design")]))
     # what every job gets at its own rate is no faster on better parts, only less full
     upgrades = upgrades and any(job.rate is None for job in spec.jobs.values())
@@ -117,10 +115,7 @@ def design(
     cut = sum(not row.proved for row in answer.possible)
     remarks = journal.remarks
     if cut:
-        told = (
-            f"the search was cut short on {cut} of {len(answer.possible)} clusters, whose best"
-            " layouts may be faster than these: give --search a longer time, or leave it out"
-        )
+        told = say("study.cut_short", cut=cut, count=len(answer.possible))
         remarks = (*remarks, told)
     return structs.replace(answer, flips=flips_of(answer), remarks=remarks)
 
@@ -188,18 +183,12 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
         for name in row.bill.missing
     }
     if spec.bounds.racks is not None and any(row.racks is None for row in built):
-        wrong["design.bounds.rack_power"] = (
-            "missing, so racks cannot be counted; needed the power of one, such as '40 kW', and"
-            " cluster.node_power"
-        )
+        wrong["design.bounds.rack_power"] = say("study.no_racks")
     if not built:
         wrong["design.choices"] = f"no cluster can be built; {options[0].name}: {options[0].reason}"
     elif all(row.over for row in built):
         near = min(built, key=lambda row: max(row.over.values()))
-        wrong["design.bounds"] = (
-            f"no cluster keeps them; the nearest, {near.name}, misses {near.misses}: raise them, or"
-            " add smaller choices"
-        )
+        wrong["design.bounds"] = say("study.none_keeps", near=near)
     if wrong:
         problems = [Problem(text, key=key) for key, text in wrong.items()]
         raise ScenarioError(scenario.locate(problems))

@@ -16,6 +16,7 @@ from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import say
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Decision, Switched, Switches
@@ -113,10 +114,7 @@ class Outcome(Shown, Tabular, Generic[R]):
         if self.rows:
             return "no layout keeps the limits"
         if {"unseen", "unsimulated"} & self.counts.keys():
-            return (
-                "nothing was simulated: the search ended before the first layout was; give it"
-                " longer"
-            )
+            return say("study.nothing_simulated")
         return "nothing was simulated: no layout is within the limits"
 
     @property
@@ -473,10 +471,7 @@ def _record(row: Found) -> str:
     rate = (row.summary or {}).get("model_tflops_per_accelerator")
     if known is None or not isinstance(rate, int | float) or 1e12 * rate <= known:
         return ""
-    return (
-        f"; faster than any measured run like it ({rate:.0f} model TFLOP/s, {known / 1e12:.0f}"
-        " measured)"
-    )
+    return say("study.faster_than_measured", rate=rate, known=known / 1e12)
 
 
 def _memory(search: Search, row: Found) -> str:
@@ -565,10 +560,7 @@ def _ties(search: Search) -> Iterator[str]:
     more = f", and up to {search.may_tie:,} of those ruled out" if search.may_tie else ""
     step = format_quantity(search.expected_step_time_s or best.step_time_s, Dimension.TIME)
     yield f"  expect {step}: the best of many predictions is one that erred towards fast"
-    yield (
-        f"no clear winner: {search.ties:,} of {len(search.rows):,} simulated tie with the"
-        f" best{more} (80 % interval of the difference)"
-    )
+    yield say("study.no_winner", ties=search.ties, count=len(search.rows), more=more)
     for name, row in (("simplest", search.simplest), ("least memory", search.safest)):
         if row is not None and row is not best:
             slower = percent(
@@ -601,10 +593,7 @@ def proof(*, complete: bool, gap: float | None, space: str = "") -> str:
         return "not all were looked at, so a better one may be among the others"
     if gap <= 0.0:
         return "not all were simulated, but none can be better than the best"
-    return (
-        f"not all were simulated, and by its bound one of the others may be up to {percent(gap)}"
-        " better"
-    )
+    return say("study.gap", gap=percent(gap))
 
 
 def _proof(search: Search) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim import structs
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
+from mpsim.shipped import say
 from mpsim.study.search.outcome import Outcome, shown
 from mpsim.study.ties import front_of
 from mpsim.table import plural
@@ -182,10 +183,7 @@ class ServiceSearch(Outcome[FoundService]):
             tuple((str(n), *row.figures, row.name) for n, row in enumerate(points, start=1)),
             ("#", "tokens/s/user", "tokens/s/acc.", "layout"),
             (0, 1, 2),
-            title=(
-                "Pareto front: no other simulated one is better for users and for"
-                f" accelerators{some}"
-            ),
+            title=say("study.service_front", some=some),
         )
 
     @property

@@ -19,6 +19,7 @@ from mpsim.serving.planning import engine_of, make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
+from mpsim.shipped import say
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
 from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes, variants
@@ -239,9 +240,7 @@ class Services(Space[_Candidate]):
                 f"got objective {self.objective!r}; {nearest(self.objective, SERVICE_OBJECTIVES)}"
             )
         if self.objective == "goodput" and unlimited:
-            raise ScenarioError(
-                "got no limits; needed serving.slo with ttft or tpot to count goodput"
-            )
+            raise ScenarioError(say("study.no_limits"))
         if self.objective in ("rate", "gpus"):
             require_stream(self.scenario)
         self._rows: dict[_Candidate, FoundService] = {}
@@ -262,10 +261,7 @@ class Services(Space[_Candidate]):
     @property
     def nothing(self) -> str:
         """Refusal where no layout has room for a cache."""
-        return (
-            f"{self.scenario.name}: no layout can be served within the limits; loosen the values or"
-            f" limits given, or see 'mpsim check'; the first: {self._why}"
-        )
+        return say("study.no_service", name=self.scenario.name, why=self._why)
 
     @property
     def ranking(self) -> tuple[FoundService, ...]:
@@ -375,10 +371,7 @@ class Services(Space[_Candidate]):
         each = cluster.accelerator.price_per_hour
         if limits.max_price is not None or self.objective == "cost":
             if each is None:
-                raise ScenarioError(
-                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or"
-                    " leave price and cost out"
-                )
+                raise ScenarioError(say("study.service_price", name=cluster.accelerator.name))
             if limits.max_price is not None:
                 most = min(most, int(limits.max_price / each))
         if limits.max_power is not None:

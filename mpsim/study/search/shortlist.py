@@ -22,7 +22,7 @@ from mpsim.output import safe_name, write_whole
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 from mpsim.study.search.belief import Belief, Ran
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import Search
@@ -47,10 +47,7 @@ class Launch(NamedTuple):
         names, known = framework_line(scenario.framework.preset), _words()["lines"]
         found = next((known[name] for name in names if name in known), None)
         if found is None:
-            raise ScenarioError(
-                f"framework.preset: no launch of {names[0]} is written; needed software of the"
-                f" lines {', '.join(known)}"
-            )
+            raise ScenarioError(say("study.no_launch", line=names[0], known=", ".join(known)))
         return cls(**found)
 
 
@@ -306,10 +303,7 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
     """
     data = _stored(folder / SHORTLIST)
     if data["digest"] != scenario.digest:
-        raise FormatError(
-            f"{folder / SHORTLIST}: is of another scenario than {scenario.name}; needed the file as"
-            " it was when --shortlist wrote the folder"
-        )
+        raise FormatError(say("study.other_scenario", file=folder / SHORTLIST, name=scenario.name))
     pool = tuple(_found(item) for item in data["pool"])
     launched: dict[str, Ran] = {}
     for name, place in data["launched"].items():
@@ -332,9 +326,7 @@ def _ran(scenario: Scenario, row: Found, place: int, logs: Sequence[Path]) -> Ra
         return Ran(place, None)
     times = [took for _, took in sorted(log.times(scenario.with_values(row.values)).items())]
     if not times:
-        raise FormatError(
-            f"{logs[0]}: no line has the time of a step; needed those of {STEPS} steps"
-        )
+        raise FormatError(say("study.no_steps_logged", log=logs[0], steps=STEPS))
     warm = times[_WARM_UP:] if len(times) > 2 * _WARM_UP else times[1:] or times
     return Ran(place, statistics.median(warm), log.memory)
 

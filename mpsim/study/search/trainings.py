@@ -15,6 +15,7 @@ from mpsim.program.program import TICK, Program
 from mpsim.result.residuals import Interval, Setting, residuals
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
+from mpsim.shipped import say
 from mpsim.simulate import prepare, resolve, simulate_step
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.bound import Bounder
@@ -224,23 +225,12 @@ class Trainings(Space[Candidate]):
         scenario = self.scenario
         refuse_every_layout(scenario)
         if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
-            raise ScenarioError(
-                f"{scenario.name}: got replicas that differ or uneven batches, which belong to one"
-                " layout; search with nodes that are alike, or that differ along the pipeline"
-                " (cluster.stages)"
-            )
+            raise ScenarioError(say("study.uneven_replicas", name=scenario.name))
         if scenario.variation is not None:
-            raise ScenarioError(
-                f"{scenario.name}: got a variation, which a search does not draw for each layout; "
-                "leave it out (--set variation=null) and run what is found with it"
-            )
+            raise ScenarioError(say("study.varies", name=scenario.name))
         training = scenario.training_step
         if training.lengths is not None and not training.packing:
-            raise ScenarioError(
-                f"{scenario.name}: got samples padded to the longest of their microbatch, whose"
-                " length depends on the micro batch that is searched; set training.packing to"
-                " true, or training.sequence_length to the length computed without lengths"
-            )
+            raise ScenarioError(say("study.padded", name=scenario.name))
         usual = defaults("search")
         if self.odds is not None and not 0.0 < self.odds < 1.0:
             raise ScenarioError(f"odds are {self.odds!r}; needed a number between 0 and 1")
@@ -265,10 +255,7 @@ class Trainings(Space[Candidate]):
     def frames(self) -> Iterator[Waiting]:
         """Every frame that has layouts, with what makes its machine."""
         if "parallelism.dp" in self.over:
-            raise ScenarioError(
-                "parallelism.dp follows from the cluster and the other degrees; give values of tp,"
-                " pp or cp"
-            )
+            raise ScenarioError(say("study.no_dp"))
         own, other = split_axes({**further(self.scenario, self.also), **self.over}, AXES)
         self.keys = tuple(key for key in other if key in self.over)
         self._hides_nothing_too = "none" in other.get(_OVERLAP, ())
@@ -310,10 +297,7 @@ class Trainings(Space[Candidate]):
             return None
         price = price_of(base)
         if self.objective == "cost" and price is None:
-            raise ScenarioError(
-                f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or"
-                " search for time"
-            )
+            raise ScenarioError(say("study.no_price", name=base.hardware.accelerator.name))
         first = base.with_values(layout.values())
         plan = resolve(first)
         whole = None if has_parts(base) else base.hardware
@@ -574,7 +558,4 @@ def _check_schedules(names: Sequence[object]) -> None:
     """Refuse schedules that search their own order: what they hold is not known before."""
     for name in names:
         if schedule(str(name)).is_timed:
-            raise ScenarioError(
-                f"schedule {name} makes an order of its own for every layout; search over the"
-                " others, then try it on the best"
-            )
+            raise ScenarioError(say("study.timed_schedule", name=name))
