@@ -69,12 +69,7 @@ _LONGEST_US = 1e15  # a recording of thirty years
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _MOST_SAMPLES = 200  # of one shape: more say nothing new
 _ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
-_TYPES = {
-    "float": "float32",
-    "c10::bfloat16": "bfloat16",
-    "c10::half": "float16",
-    "double": "float64",
-}
+_TYPES = table(DATA, "recordings")["types"]
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 _ROWS = table(DATA, "recordings")["rows"]
 _HEAD_DIMS = 4
@@ -102,12 +97,7 @@ _STREAMS = tuple(
 )
 """Host operators that move memory: activations, norms, softmax, loss, embedding, backward."""
 _CLASSES = ("gemm", "attention", "memory")
-_RANGE_NAMES = {
-    "UNSHARD": ("gather parameters", "collective", "dp"),
-    "REDUCE_GRAD": ("reduce gradients", "collective", "dp"),
-    "SEND_F": ("send activation", "send", "pp"),
-    "SEND_B": ("send gradient", "send", "pp"),
-}
+_RANGE_NAMES = table(DATA, "recordings")["ranges"]
 
 _NO_RANK = "the trace does not say which rank it is of; torch writes distributedInfo from 2.1 on"
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
 from mpsim import structs
+from mpsim.formats.words import DATA, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,13 +25,7 @@ Array: TypeAlias = "npt.NDArray[np.float64]"
 ACTIONS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 """Kinds of actions by the letter that tools and schedules write."""
 _LETTERS: Final = {kind: letter for letter, kind in ACTIONS.items()}
-AXIS_WORDS: Mapping[str, tuple[str, ...]] = {
-    "ep": ("expert", "ep"),
-    "tp": ("tensor", "tp", "model"),
-    "cp": ("context", "cp", "sequence", "sp"),
-    "pp": ("pipeline", "pipe", "pp"),
-    "dp": ("data", "dp", "fsdp", "ddp", "shard", "replicate", "hsdp"),
-}
+AXIS_WORDS: Mapping[str, list[str]] = table(DATA, "recordings")["axes"]
 """Words of names of groups that say over which axis they communicate, the first that fits."""
 _COLLECTIVE_KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)"

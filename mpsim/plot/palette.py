@@ -13,20 +13,14 @@ import numpy as np
 
 from mpsim.arrays import Floats
 from mpsim.parallel import ACCOUNTED, AXIS_NAMES
+from mpsim.shipped import read_shipped
 from mpsim.training.vocabulary import PARTS
 
+_COLOURS = read_shipped("mpsim.plot.data", "colours.yaml")
 EVENTS: Final[Mapping[str, str]] = {
-    "forward": "#0072B2",
-    "backward": "#E69F00",
-    "input_gradient": "#F5F51C",
-    "weight_gradient": "#00C067",
-    "recompute": "#E680B2",
+    **_COLOURS["actions"],
     **{axis.name: axis.colour for axis in ACCOUNTED},
-    "bubble": "#E8E8E8",
-    "straggling": "#F8E8B8",
-    "optimizer": "#222222",
-    "host": "#765C2C",
-    "other": "#636363",
+    **_COLOURS["others"],
 }
 """Kind of event to colour."""
 
@@ -56,38 +50,20 @@ RESOURCES: Final[Mapping[str, str]] = {
 }
 """Resource to colour, where lines show how busy each is."""
 
-SERVING: Final[Mapping[str, str]] = {
-    "decode": "forward",
-    "prefill": "backward",
-    "kv": "cp",
-    "down": "other",
-    "idle_cache": "straggling",
-    "idle": "bubble",
-}
+SERVING: Final[Mapping[str, str]] = _COLOURS["serving"]
 """Part of a service's time to the kind of event it is drawn as; others have their own."""
 
-MEMORY: Final[Mapping[str, str]] = {
-    "parameters": "#117733",
-    "gradients": "#DDCC77",
-    "optimizer": "#882255",
-    "activations": "#44AA99",
-    "logits": "#AA4499",
-    "buffers": "#CC6677",
-    "cache": "#4A90D9",
-    "overhead": "#D5D5D5",
-}
+MEMORY: Final[Mapping[str, str]] = _COLOURS["memory"]
 """Component of memory to colour, none of a kind of event: a page shows both."""
 
 LIMIT = "#B00000"
 """Colour of what a value may reach at most, and of no part of it."""
 
-BUBBLE: Final[Mapping[str, str]] = {
-    "warm-up": "#D9D9D9",
-    "drain": "#969696",
-    "imbalance": "#C0504D",
-    "message": EVENTS["pp"],
-}
+BUBBLE: Final[Mapping[str, str]] = {**_COLOURS["bubble"], "message": EVENTS["pp"]}
 """Cause of the bubble to colour."""
+
+DARK_PAGE: Final[Mapping[str, str]] = _COLOURS["dark"]
+"""Colours of words on a dark page, where they have one of their own."""
 
 TABLES: Final[Mapping[str, Mapping[str, str]]] = {
     "": EVENTS,

@@ -44,21 +44,6 @@ AnyResult: TypeAlias = Result | ServiceResult
 Page: TypeAlias = dict[str, Any]
 """Plain data of a page, or of a part of one."""
 
-_DARK: Mapping[str, str] = {
-    "optimizer": "#C8C8C8",
-    "bubble": "#3A4048",
-    "straggling": "#6E6236",
-    "pp": "#8F83E6",
-    "cp": "#C48CC1",
-    "host": "#B59455",
-    "other": "#9A9A9A",
-    "forward": "#2F9BE0",
-    "memory.parameters": "#3DA35D",
-    "memory.optimizer": "#C0508A",
-    "memory.overhead": "#6A7078",
-}
-"""Colours that a dark page lightens or darkens, so that they stay apart from it."""
-
 
 def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
     """One result as a part of a document. `whole`: false leaves out what takes longer to work out
@@ -174,7 +159,7 @@ def document(
 
 def _palette() -> dict[str, object]:
     """Colours by word, for light pages and for dark ones."""
-    dark_of = {palette.colour_of(word): colour for word, colour in _DARK.items()}
+    dark_of = {palette.colour_of(word): colour for word, colour in palette.DARK_PAGE.items()}
     light = {
         f"{table}.{name}".strip("."): colour
         for table, colours in palette.TABLES.items()

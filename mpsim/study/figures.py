@@ -5,55 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, percent, price
 
 _SHARE, _COUNT, _PRICE = "share", "count", "USD"
 _USUAL: Final = 4  # digits of a figure; counts have another
-FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
-    "accelerators": ("accelerators", _COUNT),
-    "step_time_s": ("step time", Dimension.TIME),
-    "tokens_per_s": ("tokens/s", _COUNT),
-    "tokens_per_s_per_accelerator": ("tokens/s per accelerator", _COUNT),
-    "mfu": ("MFU", _SHARE),
-    "hfu": ("HFU", _SHARE),
-    "tensor_utilisation": ("matrix units", _SHARE),
-    "bubble_fraction": ("pipeline bubble", _SHARE),
-    "peak_memory_bytes": ("peak memory", Dimension.BYTES),
-    "energy_j_per_step": ("energy a step", Dimension.ENERGY),
-    "energy_j_per_token": ("energy a token", Dimension.ENERGY),
-    "accelerator_power_w": ("mean power", Dimension.POWER),
-    "meter_energy_j_per_step": ("at the meter", Dimension.ENERGY),
-    "cost_per_step": ("price a step", _PRICE),
-}
-"""Words and kind of what is compared of training steps, besides the parts of the step."""
 
-SERVICE_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
-    "accelerators": FIGURES["accelerators"],
-    "accelerator_s_per_output_token": ("accelerator time an output token", Dimension.TIME),
-    "output_tokens_per_s": ("output tokens/s", _COUNT),
-    "output_tokens_per_s_per_accelerator": ("output tokens/s per accelerator", _COUNT),
-    "output_tokens_per_s_per_user": ("output tokens/s per user", _COUNT),
-    "ttft_mean_s": ("TTFT, mean", Dimension.TIME),
-    "ttft_p99_s": ("TTFT, p99", Dimension.TIME),
-    "tpot_mean_s": ("TPOT, mean", Dimension.TIME),
-    "tpot_p99_s": ("TPOT, p99", Dimension.TIME),
-    "e2e_mean_s": ("E2E, mean", Dimension.TIME),
-    "goodput_per_s": ("goodput, requests/s", _COUNT),
-    "requests_within_slo": ("requests within limits", _SHARE),
-    "utilisation": ("utilisation", _SHARE),
-    "energy_j_per_output_token": ("energy an output token", Dimension.ENERGY),
-    "cost_per_million_output_tokens": ("price a million output tokens", _PRICE),
-}
-"""The same of services, besides the parts of an accelerator's time."""
-PLAN_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
-    "days": ("days", _COUNT),
-    "gpu_hours": ("GPU-hours", _COUNT),
-    "usd": ("price of the training", _PRICE),
-    "mwh": ("MWh", _COUNT),
-    "tco2": ("t CO2", _COUNT),
-    "goodput": ("goodput", _SHARE),
-}
-"""The same of plans of whole trainings."""
+
+def _figures(job: str) -> dict[str, tuple[str, str | Dimension]]:
+    """Words and kind of what is compared of a job, by the name of the figure."""
+    rows = read_shipped("mpsim.study.data", "figures.yaml")[job].items()
+    own = (_SHARE, _COUNT, _PRICE)
+    return {name: (words, kind if kind in own else Dimension(kind)) for name, (words, kind) in rows}
+
+
+FIGURES, SERVICE_FIGURES, PLAN_FIGURES = map(_figures, ("steps", "services", "plans"))
 _KNOWN: Final = {**FIGURES, **SERVICE_FIGURES, **PLAN_FIGURES}
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from mpsim import structs
+from mpsim.shipped import read_shipped
 from mpsim.workload.expansion import Step
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
@@ -299,55 +300,15 @@ class Passes:
 
 
 # Counted per element of the tensor named first. "grad" is the gradient of the output.
+def _passes(role: str, kind: str = "elementwise", **counts: Any) -> Passes:
+    """A row of data/passes.yaml."""
+    return Passes(Role(role), kind=OperatorKind(kind), **counts)
+
+
 PASSES: Mapping[str, Passes] = MappingProxyType(
     {
-        # x in, y out | grad and x in, dx out, and a second reading for the weight's gradient
-        "norm": Passes(Role.NORM, 2, 4, kind=OperatorKind.NORM),
-        # seven float32 kernels in place of one: 36 B an element, 84 B backward (torchtitan's block)
-        "wide_norm": Passes(Role.NORM, 18, 42),
-        # q, k in and out | the same rotation backwards
-        "rotary": Passes(Role.ROTARY, 2, 2),
-        # to complex numbers of float32, their product, and back: 20 B an element
-        "wide_rotary": Passes(Role.ROTARY, 10, 10),
-        # x in, y out | grad, x in, dx out
-        "activation": Passes(Role.ACTIVATION, 2, 3),
-        # gate, up in, y out | grad, gate, up in, dgate, dup out
-        "gated_activation": Passes(Role.ACTIVATION, 3, 5),
-        # the two kernels of an unfused gated activation: silu(gate), then times up
-        "gate": Passes(Role.GATE, 2, 3),
-        "gate_times_up": Passes(Role.GATE_TIMES_UP, 3, 5),
-        # x in, y out | grad in, summed over tokens into the bias gradient
-        "bias": Passes(Role.BIAS, 2, 1),
-        # t + b * p of each expert in turn, then joined: product out, it and t in, sum out, joined |
-        # parted and joined, products for bias and weight, each of two tensors, in again to be
-        # summed; of p in float32 every kernel moves twice as much, and casts follow
-        "expert_bias": Passes(Role.BIAS, 6, 8, kind=OperatorKind.EAGER),
-        "wide_expert_bias": Passes(Role.BIAS, 14, 22, kind=OperatorKind.EAGER),
-        # biases of all experts repeated over their rows, those and t in, sum out | grad in, summed
-        # over rows
-        "repeated_bias": Passes(Role.BIAS, 4, 1, kind=OperatorKind.EAGER),
-        # a gate with scaled and clamped branches, per element of its output: both clamped (4),
-        # sigmoid (2), offset (2), product (3), weighed (2) | weight's product and sum (6), products
-        # of both branches (6), both clamps (6), sigmoid (3), branches joined (4); from the weight
-        # on in float32 where that is
-        "clamped_gate": Passes(Role.ACTIVATION, 13, 25, kind=OperatorKind.EAGER),
-        "wide_clamped_gate": Passes(Role.ACTIVATION, 17, 34, kind=OperatorKind.EAGER),
-        # rows of experts beside one gather and one sum: to float32 (3), weighed (4), back (3),
-        # joined with a row of zeros (2), sorted (2), put back (2), put into zeros (3) | taken twice
-        # (4), out of a row more (3), sorting undone (4), casts (6), product (4), weights' gradient
-        # (8), added to tokens (2), less 3 of the sum (torchtitan's MoE.forward at a25dd8f8)
-        "eager_routing": Passes(Role.PERMUTE, 19, 28, kind=OperatorKind.EAGER),
-        # x in, y and mask out | grad and mask in, dx out
-        "dropout": Passes(Role.RESIDUAL_DROPOUT, 2, 2, mask=True),
-        # x, residual in, y out | the gradients of both branches in, their sum out
-        "residual_add": Passes(Role.RESIDUAL_ADD, 3, 3),
-        # all three at once; the gradients of both branches in, their sum out
-        "bias_dropout_add": Passes(Role.BIAS_DROPOUT_ADD, 3, 3, mask=True),
-        # scores in, probabilities out | grad, probabilities in, dscores out
-        "softmax": Passes(Role.SOFTMAX, 2, 3, kind=OperatorKind.SOFTMAX),
-        # scores in and out | grad in and out
-        "scale": Passes(Role.SCALE, 2, 2),
-        "mask": Passes(Role.MASK, 2, 2),
+        name: _passes(**row)
+        for name, row in read_shipped("mpsim.workload.data", "passes.yaml").items()
     }
 )
 

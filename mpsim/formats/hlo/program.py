@@ -36,6 +36,7 @@ from mpsim.formats.hlo.text import Instruction, Module, groups_of, named_meshes,
 from mpsim.formats.hlo.work import FREE, Work, work_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.mesh_axes import device_axes
+from mpsim.formats.words import DATA, table
 from mpsim.hardware import Accelerator, Cluster
 from mpsim.memo import asked_once
 from mpsim.parallel.axes import Stream
@@ -49,14 +50,7 @@ MOST_ROWS: Final = 1_000_000
 """Rows that loops are unrolled into; beyond, a body stands once with its times multiplied."""
 _MOST_LABELS: Final = 30_000
 _DEEPEST: Final = 64
-_KINDS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
-    "collective-broadcast": "broadcast",
-}
+_KINDS = table(DATA, "recordings")["hlo_collectives"]
 _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=.*?(?=, (?!device_ids)\w+=|$)")
 _PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{[^_]*?\}\})')
 _MESSAGES = "source_target_pairs"
@@ -66,15 +60,7 @@ _PERMUTE = "collective-permute"
 _COPIES = -2  # in place of an axis
 _NOTHING = Work((), 0.0)
 _FUSED = "async_collective_fusion"
-_PRECISIONS = {
-    "bf16": ("bf16", "fp16", "fp32"),
-    "f16": ("fp16", "bf16", "fp32"),
-    "f32": ("tf32", "fp32", "bf16"),
-    "f64": ("fp64", "fp32", "tf32", "bf16"),
-    "s8": ("int8", "fp8", "bf16"),
-    "u8": ("int8", "fp8", "bf16"),
-    "s4": ("int8", "fp8", "bf16"),
-}
+_PRECISIONS = table(DATA, "recordings")["hlo_precisions"]
 """Precisions of products by the type of their operands, the first that an accelerator has: XLA
 multiplies f32 in tf32 where it can."""
 

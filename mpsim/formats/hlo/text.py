@@ -22,6 +22,7 @@ import numpy as np
 from mpsim import structs
 from mpsim.arrays import Ints
 from mpsim.errors import FormatError
+from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
 COLLECTIVES: Final = tuple(
@@ -46,14 +47,7 @@ _CALLED = re.compile(
     r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _LISTED = re.compile(r"(branch_computations|called_computations)=\{([^}]*)\}")
-_RUN_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    "while": ("body",),
-    "fusion": ("calls",),
-    "call": ("to_apply", "calls"),
-    "async-start": ("calls", "to_apply"),
-    "conditional": ("true_computation", "false_computation"),
-    "custom-call": (),
-}
+_RUN_BY: Final[Mapping[str, list[str]]] = table(DATA, "recordings")["hlo_run_by"]
 """Attributes that name what an instruction runs; reducers of collectives are none of it."""
 _TRIPS = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 

@@ -16,7 +16,7 @@ from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.shipped import say
+from mpsim.shipped import read_shipped, say
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Decision, Switched, Switches
@@ -27,18 +27,8 @@ from mpsim.units import Dimension, format_quantity, percent
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds or USD a token, dead launches counted."""
 
-REASONS: Mapping[str, str] = {
-    "simulated": "simulated",
-    "bound": "ruled out: even its lower bound is slower than the best found",
-    "memory": "do not fit into memory",
-    "price": "cost more per hour than allowed",
-    "power": "take more power than allowed",
-    "schedule": "the schedule cannot run so many microbatches",
-    "refused": "cannot be laid on the cluster",
-    "deadlock": "operations would wait for each other, as the framework runs this schedule",
-    "unsimulated": "fit and were not simulated: the search ended before",
-    "unseen": "not looked at: the search ended before",
-}
+WORDS: Mapping[str, Mapping[str, str]] = read_shipped("mpsim.study.data", "outcomes.yaml")
+REASONS = WORDS["reasons"]
 """What can become of a legal layout, in words."""
 
 _SHOWN = 8  # of the front

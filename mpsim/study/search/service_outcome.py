@@ -9,7 +9,7 @@ from mpsim import structs
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.shipped import say
-from mpsim.study.search.outcome import Outcome, shown
+from mpsim.study.search.outcome import WORDS, Outcome, shown
 from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import percent
@@ -17,37 +17,14 @@ from mpsim.units import percent
 FEWEST = ("gpus", "cost")
 """Objectives of which less is better: the fewest instances within the limits are found."""
 
-SERVICE_OBJECTIVES: Mapping[str, str] = {
-    "gpus": "fewest accelerators that keep the limits at the rate of the workload",
-    "goodput": "requests/s within the limits, at the rate of the workload",
-    "throughput": "output tokens/s of an accelerator",
-    "cost": "USD of a million output tokens",
-    "rate": "largest rate at which the share of the requests keeps the limits",
-}
+SERVICE_OBJECTIVES = WORDS["service_objectives"]
 """What the best service has most of, or least where it is a cost."""
 
-SERVICE_REASONS: Mapping[str, str] = {
-    "simulated": "simulated",
-    "bound": "ruled out: even its upper bound is below the best found",
-    "slow": "too slow for the rate of the workload, whatever its limits",
-    "slo": "cannot keep the limits even when it is empty",
-    "memory": "needs more memory than allowed",
-    "refused": "are none of this model on this cluster",
-    "room": "have no room for a cache",
-    "requests": "cannot hold a request",
-    "unsimulated": "fit and were not simulated: the search ended before",
-    "unseen": "not looked at: the search ended before",
-}
+SERVICE_REASONS = WORDS["service_reasons"]
 """What can become of a layout, in words."""
 
 
-_UNITS = {
-    "gpus": "accelerators",
-    "goodput": "requests/s within the limits",
-    "throughput": "output tokens/s an accelerator",
-    "cost": "USD a million output tokens",
-    "rate": "requests/s",
-}
+_UNITS = WORDS["service_units"]
 _NEAR = 0.04
 """Difference that streams of this length do not tell apart: the interval of a confirmed rate."""
 
