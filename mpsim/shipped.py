@@ -14,15 +14,14 @@ from importlib.machinery import SourceFileLoader
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, ClassVar
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from mpsim import scalars
 from mpsim.memo import remembered
 from mpsim.scalars import resolve
 
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+if TYPE_CHECKING:
+    import yaml
 
 
 @remembered(64)
@@ -64,7 +63,9 @@ def _folder(package: str) -> Traversable:
 
 
 def _parsed(text: bytes) -> object:
-    node = yaml.compose(text, Loader=_Untyped)
+    import yaml  # not before: what is kept needs none of it
+
+    node = yaml.compose(text, Loader=_untyped())
     assert node is not None, "a file that ships with mpsim is not empty"
     return _data(node)
 
@@ -93,17 +94,20 @@ def _catalog(package: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name.endswith(".yaml")))
 
 
-class _Untyped(_Loader):  # type: ignore[misc] # which class depends on PyYAML's build
+@remembered(1)
+def _untyped() -> type[yaml.SafeLoader]:
     """Composes nodes without guessing the types of their values."""
+    import yaml
 
-    yaml_implicit_resolvers: ClassVar[dict[str, object]] = {}
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return type("Untyped", (base,), {"yaml_implicit_resolvers": {}})
 
 
-def _data(node: yaml.Node) -> Any:
+def _data(node: Any) -> Any:
     """The value of a node of a shipped file, which has no tag and repeats no key (tested)."""
-    if isinstance(node, yaml.ScalarNode):
+    if node.id == "scalar":
         return node.value if node.style else resolve(node.value)
-    if isinstance(node, yaml.SequenceNode):
+    if node.id == "sequence":
         return [_data(item) for item in node.value]
     data: dict[object, object] = {}
     for key, value in node.value:

@@ -12,18 +12,9 @@ import yaml
 
 from mpsim import structs
 from mpsim.arrays import Floats
+from mpsim.calibrate import machine
 from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibrate.kernels import fit_attention, fit_copy, fit_gemm, fit_memory, fit_optimizer
-from mpsim.calibrate.machine import (
-    Frame,
-    cpu_entry,
-    document_of,
-    input_of,
-    link_entry,
-    nic_entry,
-    others_of,
-    sheet_entry,
-)
 from mpsim.calibrate.parts import Fit, limit, merged, range_warnings, score, unknown
 from mpsim.calibrate.points import Point, hold_out, kernel_points
 from mpsim.calibrate.robust import fit_robust
@@ -97,23 +88,23 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
     as_of = _as_of(header)
     if sheet is None:
         assert header is not None, "without a header there is a datasheet"
-        entry = cpu_entry(header, points, as_of)
+        entry = machine.cpu_entry(header, points, as_of)
     else:
-        entry = sheet_entry(sheet)
+        entry = machine.sheet_entry(sheet)
     collectives = collective_points(measurements)
     library = next((source.library for source in sources if source.library), "")
-    frame = Frame(
+    frame = machine.Frame(
         name=name or _slug(device or on or "machine"),
         source=_source_text(sources, header),
         as_of=as_of,
         datasheet=sheet.name if sheet else "",
         accelerator=entry,
-        scale_up=link_entry(_usual_link(sheet), None, as_of),
-        nic=nic_entry(as_of) if any(curve.domains > 1 for curve in collectives) else None,
+        scale_up=machine.link_entry(_usual_link(sheet), None, as_of),
+        nic=machine.nic_entry(as_of) if any(curve.domains > 1 for curve in collectives) else None,
         per_node=_per_node(header, collectives),
         nodes=max([1, *(curve.domains for curve in collectives)]),
         library=library,
-        inputs=[input_of(source, _hashed(source.file)) for source in sources],
+        inputs=[machine.input_of(source, _hashed(source.file)) for source in sources],
     )
     fit, frame = fit_machine(frame, points, collectives, measurements, header)
     if not fit.constants and not fit.collectives:
@@ -125,7 +116,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
         *range_warnings(fit.constants),
         *_noise_warnings(fit),
     )
-    return Calibrated(document_of(frame, fit, warnings), fit, warnings)
+    return Calibrated(machine.document_of(frame, fit, warnings), fit, warnings)
 
 
 def calibrate_serving(
@@ -142,13 +133,13 @@ def calibrate_serving(
         raise CalibrationError("nothing could be fitted: too few services were measured")
     cluster, as_of = points[0].plan.cluster, _as_of(None)
     chip = cluster.accelerator
-    frame = Frame(
+    frame = machine.Frame(
         name=name or f"{chip.name}-serving",
         source=f"{len(points)} measured services on {chip.title}",
         as_of=as_of,
         datasheet=chip.name,
-        accelerator=sheet_entry(chip),
-        scale_up=link_entry(_usual_link(chip), None, as_of),
+        accelerator=machine.sheet_entry(chip),
+        scale_up=machine.link_entry(_usual_link(chip), None, as_of),
         nic=None,
         per_node=cluster.node.accelerators,
         nodes=1,
@@ -159,19 +150,19 @@ def calibrate_serving(
         ],
     )
     warnings = (*fit.warnings, *range_warnings(fit.constants))
-    return Calibrated(document_of(frame, fit, warnings), fit, warnings)
+    return Calibrated(machine.document_of(frame, fit, warnings), fit, warnings)
 
 
 def fit_machine(
-    frame: Frame,
+    frame: machine.Frame,
     points: Sequence[Point],
     collectives: Sequence[Point],
     measurements: Sequence[Measurement],
     header: Header | None,
     base: Fit | None = None,
-) -> tuple[Fit, Frame]:
+) -> tuple[Fit, machine.Frame]:
     """Kernels on the datasheet's chip, a layer's own on top, then collectives on the link."""
-    bare = machine_of(document_of(frame, base or Fit(), ()))
+    bare = machine_of(machine.document_of(frame, base or Fit(), ()))
     chip = bare.accelerator
     main = _main_precision(points, measurements, chip)
     kernels = merged(
@@ -190,8 +181,8 @@ def fit_machine(
     if base is None:
         usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
         rate = link_bandwidth(collectives, bare)
-        frame = structs.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
-    joined = machine_of(document_of(frame, base or Fit(), ()))
+        frame = structs.replace(frame, scale_up=machine.link_entry(usual, rate, frame.as_of))
+    joined = machine_of(machine.document_of(frame, base or Fit(), ()))
     parts.append(fit_collectives(collectives, joined, frame.library))
     return merged(parts), frame
 
@@ -273,7 +264,7 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
 
 def _busy_warnings(sources: Sequence[Source]) -> Iterator[str]:
     for source in sources:
-        if (others := others_of(source)) > BUSY_ABOVE:
+        if (others := machine.others_of(source)) > BUSY_ABOVE:
             yield say("calibrate.busy_host", name=Path(source.file).name, others=others)
 
 

@@ -27,7 +27,6 @@ from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
 from mpsim.cli.options import unfold
 from mpsim.cli.progress import working
 from mpsim.errors import CalibrationError, DeadlockError, MissingExtraError, MpsimError
-from mpsim.shipped import read_shipped
 from mpsim.version import __version__
 
 P = ParamSpec("P")
@@ -39,12 +38,52 @@ UsageError: type[Exception] = next(base for base in _CLICK if issubclass(base, E
 """The exception that typer raises for a wrong command line, of its own click or the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a device where nothing is wrong with the path."""
-GROUPS: Mapping[str, Mapping[str, str]] = read_shipped("mpsim.cli.data", "commands.yaml")["groups"]
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Start": {
+        "new": "mpsim new my-run.yaml --template llama3-70b-h100",
+        "check": "mpsim check my-run.yaml --set parallelism.tp=4",
+        "run": "mpsim run my-run.yaml --long --plots pictures",
+    },
+    "Ask": {
+        "compare": "mpsim compare my-run.yaml --vs parallelism.tp=4",
+        "sweep": "mpsim sweep my-run.yaml --over parallelism.tp=1,2,4 --csv table.csv",
+        "scale": "mpsim scale my-run.yaml --gpus 16..1024",
+        "goodput": "mpsim goodput my-run.yaml --days 30 --storage '100 GB/s'",
+        "schedule": "mpsim schedule 1f1b --pp 4 --microbatches 8",
+        "report": "mpsim report my-run.yaml --output page.html",
+        "explore": "mpsim explore my-run.yaml --open",
+    },
+    "Decide": {
+        "search": "mpsim search my-run.yaml --budget 60s --csv layouts.csv",
+        "plan": "mpsim plan my-run.yaml --tokens 2T --deadline '60 d'",
+        "design": "mpsim design my-design.yaml --csv clusters.csv --plot front.png",
+    },
+    "Your data": {
+        "measure": "mpsim measure --budget 5m --out measured.jsonl",
+        "calibrate": "mpsim calibrate measured.jsonl --on h100-sxm --out machine.yaml",
+        "explain": "mpsim explain my-run.yaml rank0.json.gz rank1.json.gz --plot steps.png",
+        "watch": "mpsim watch train.log --scenario my-run.yaml --steps 100000 --follow",
+        "validate": "mpsim validate my-runs.csv --scenario my-run.yaml",
+        "import": "mpsim import megatron train.sh --cluster dgx-h100 --output my-run.yaml",
+        "export": "mpsim export megatron my-run.yaml --output train.sh",
+    },
+    "Look up": {"show": "mpsim show model llama3-70b"},
+}
 """Commands by what a user wants, each with an example of its help.
 
 Each command is a function in the module of its name, with ``_`` behind a word of Python's.
 """
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
+INSTEAD: Mapping[str, str] = {
+    "serve": (
+        "a service is simulated by 'mpsim run' of a scenario with `serving:`; 'mpsim new FILE"
+        " --template serving' writes one"
+    ),
+    "train": (
+        "a training step is simulated by 'mpsim run' of a scenario; 'mpsim new FILE' writes one"
+    ),
+}
+"""What to do instead of commands that people try and that there are not."""
 LASTING = ("explore",)  # commands that last until somebody ends them
 
 
@@ -104,10 +143,8 @@ def _report_usage(error: Any) -> int:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "mpsim"
     message = error.format_message()
     tried = re.match(r"No such command '(\w+)'", message)
-    # commands that people try and that there are not
-    instead = read_shipped("mpsim.cli.data", "commands.yaml")["instead"]
-    if tried and tried[1] in instead:
-        message = f"no command {tried[1]!r}: {instead[tried[1]]}"
+    if tried and tried[1] in INSTEAD:
+        message = f"no command {tried[1]!r}: {INSTEAD[tried[1]]}"
     note(f"{command}: {message}\nsee '{command} --help'")
     return BAD_INPUT
 

@@ -10,31 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from mpsim.cli.console import (
-    draw,
-    end_early,
-    note,
-    print_answer,
-    print_json,
-    print_sheet,
-    write_table,
-    wrote,
-)
+from mpsim.cli import console, options
 from mpsim.cli.emit import refuse_unwritable, targets
-from mpsim.cli.options import (
-    AsJson,
-    Csv,
-    Emit,
-    Plot,
-    Reading,
-    Resume,
-    check_folder,
-    keys,
-    quantity,
-    refuse,
-    share,
-    values_over,
-)
 from mpsim.cli.progress import phases_bar
 from mpsim.errors import ScenarioError
 
@@ -49,29 +26,29 @@ Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROU
 
 def search(
     file: Path,
-    over: Annotated[list[str] | None, Option(autocompletion=keys)] = None,
+    over: Annotated[list[str] | None, Option(autocompletion=options.keys)] = None,
     also: str | None = None,
     objective: Objective | None = None,
     pools: bool = False,
     top: Annotated[int | None, Option(min=1)] = None,
-    max_memory: Annotated[float | None, Option(parser=quantity("BYTES"))] = None,
-    max_price: Annotated[float | None, Option(parser=quantity("PRICE_RATE"))] = None,
-    max_power: Annotated[float | None, Option(parser=quantity("POWER"))] = None,
-    odds: Annotated[float | None, Option(callback=share)] = None,
-    budget: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    max_memory: Annotated[float | None, Option(parser=options.quantity("BYTES"))] = None,
+    max_price: Annotated[float | None, Option(parser=options.quantity("PRICE_RATE"))] = None,
+    max_power: Annotated[float | None, Option(parser=options.quantity("POWER"))] = None,
+    odds: Annotated[float | None, Option(callback=options.share)] = None,
+    budget: Annotated[float | None, Option(parser=options.quantity("TIME"))] = None,
     front: bool = True,
     long: bool = False,
     explain: bool = False,
     shortlist: Annotated[int | None, Option(min=1)] = None,
-    output: Annotated[Path | None, Option(callback=check_folder)] = None,
+    output: Annotated[Path | None, Option(callback=options.check_folder)] = None,
     with_runs: Path | None = None,
-    csv: Csv = None,
-    plot: Plot = None,
-    resume: Resume = None,
-    emit: Emit = None,
+    csv: options.Csv = None,
+    plot: options.Plot = None,
+    resume: options.Resume = None,
+    emit: options.Emit = None,
     *,
-    reading: Reading,
-    as_json: AsJson = False,
+    reading: options.Reading,
+    as_json: options.AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say why the others lose.
 
@@ -103,7 +80,7 @@ def search(
     scenario = _load(reading, file)
     (wanted,) = targets(emit, [scenario])
     refuse_unwritable(wanted, scenario)
-    values = values_over(scenario, over)
+    values = options.values_over(scenario, over)
     reading.refuse_varied(values)
     if (shortlist is None) != (output is None):
         raise typer.BadParameter(
@@ -127,26 +104,30 @@ def search(
             "--resume": resume,
             "--emit": emit,
         }
-        refuse(given, "does nothing beside --with-runs, which searches no further; leave it out")
+        options.refuse(
+            given, "does nothing beside --with-runs, which searches no further; leave it out"
+        )
         from mpsim.study.search.shortlist import read_runs
 
-        print_answer(read_runs(scenario, with_runs), as_json=as_json)
+        console.print_answer(read_runs(scenario, with_runs), as_json=as_json)
         return
     if scenario.serves:
         why = "ranks training steps; give goodput, throughput, cost or rate"
-        refuse({"--objective": objective is Objective.TIME}, why)
-        refuse({"--emit": emit if pools else None}, "is the line of one server; leave out --pools")
+        options.refuse({"--objective": objective is Objective.TIME}, why)
+        options.refuse(
+            {"--emit": emit if pools else None}, "is the line of one server; leave out --pools"
+        )
         given = {
             "--odds": odds is not None,
             "--also": also,
             "--explain": explain,
             "--shortlist": shortlist,
         }
-        refuse(given, "is for training steps, and the scenario serves; leave it out")
+        options.refuse(given, "is for training steps, and the scenario serves; leave it out")
     else:
         of_services = objective not in (None, Objective.TIME, Objective.COST)
         given = {"--pools": pools, "--objective": of_services}
-        refuse(given, "is for services, and the scenario trains; leave it out")
+        options.refuse(given, "is for services, and the scenario trains; leave it out")
     with phases_bar(scenario.name) as report:
         outcome = run_search(
             scenario,
@@ -166,12 +147,12 @@ def search(
             progress=report,
         )
     if csv is not None:
-        write_table(outcome, csv)
+        console.write_table(outcome, csv)
     whole = not outcome.interrupted
     if plot is not None and whole and outcome.rows:
         _draw(outcome, plot)
     elif plot is not None and whole:
-        note(f"nothing was simulated, so there is nothing to draw in {plot}")
+        console.note(f"nothing was simulated, so there is nothing to draw in {plot}")
     files = []
     if outcome.best is not None and wanted and whole:
         best = scenario.with_values(outcome.best.values)
@@ -180,17 +161,17 @@ def search(
     if as_json:
         told: dict[str, object] = {"emitted": [item.to_json() for item in files]} if files else {}
         told |= {"shortlist": chosen.to_json()["candidates"]} if chosen is not None else {}
-        print_json({**outcome.to_json(), **told})
+        console.print_json({**outcome.to_json(), **told})
     else:
-        print_sheet(chosen.sheet() if chosen else outcome.sheet(front=front, long=long))
+        console.print_sheet(chosen.sheet() if chosen else outcome.sheet(front=front, long=long))
     for item in files:
         item.write(as_json=as_json)
     for remark in outcome.remarks:
-        note(remark)
-    end_early(outcome.interrupted)
+        console.note(remark)
+    console.end_early(outcome.interrupted)
 
 
-def _load(reading: Reading, file: Path) -> Scenario:
+def _load(reading: options.Reading, file: Path) -> Scenario:
     """The scenario of a file whose own layout may be illegal; all mistakes if it has any other."""
     from mpsim.study.search.layouts import refuse_every_layout
 
@@ -216,7 +197,7 @@ def _shortlist(
         return None
     chosen = shortlist(scenario, outcome, count)
     chosen.write(folder)
-    wrote(folder)
+    console.wrote(folder)
     return chosen
 
 
@@ -226,7 +207,7 @@ def _draw(outcome: Search | ServiceSearch, path: Path) -> None:
 
     if isinstance(outcome, Search):
         title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
-        draw(search_chart(outcome).titled(title), path)
+        console.draw(search_chart(outcome).titled(title), path)
         return
     title = f"{outcome.scenario}: tokens/s of a user against tokens/s of an accelerator"
-    draw(service_front_chart(outcome).titled(title), path)
+    console.draw(service_front_chart(outcome).titled(title), path)

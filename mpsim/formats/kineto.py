@@ -28,14 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
-from mpsim.formats.imported import (
-    MeasuredPoint,
-    Points,
-    Recorded,
-    collective_name,
-    collective_point,
-    kernel_point,
-)
+from mpsim.formats import imported
 from mpsim.formats.source import Format, Head, Options, open_text
 from mpsim.formats.spans import (
     ACTIONS,
@@ -181,12 +174,12 @@ class _Kernel(NamedTuple):
     way: str = ""
     backend: str = ""
 
-    def point(self, times: list[float], place: str) -> MeasuredPoint:
+    def point(self, times: list[float], place: str) -> imported.MeasuredPoint:
         """Its kernels' times as a measured point."""
         shape = dict(self.shape)
         variant: dict[str, str | int | float | bool] = {"pass": self.way} if self.way else {}
         variant |= {"backend": self.backend, "causal": True} if self.backend else {}
-        point = partial(kernel_point, self.op, shape, times, dtype=self.dtype, place=place)
+        point = partial(imported.kernel_point, self.op, shape, times, dtype=self.dtype, place=place)
         if self.op != "gemm":
             return point(variant=variant)
         flops = gemm_flops(shape["m"], shape["n"], shape["k"], shape["batch"])
@@ -200,14 +193,14 @@ class _Collective(NamedTuple):
     size: int
     ranks: int
 
-    def point(self, times: list[float], place: str) -> MeasuredPoint:
+    def point(self, times: list[float], place: str) -> imported.MeasuredPoint:
         """The fastest of its times as a measured point: in the others somebody waited."""
-        return collective_point(
+        return imported.collective_point(
             self.name, self.size, [min(times)], ranks=self.ranks, domains=1, place=place
         )
 
 
-def _read_points(source: Head, options: Options) -> Points:
+def _read_points(source: Head, options: Options) -> imported.Points:
     """Read products and collectives of a trace. CalibrationError if it is cut or has no shapes."""
     del options
     path = source.path
@@ -245,7 +238,7 @@ def _read_points(source: Head, options: Options) -> Points:
         raise CalibrationError(say("formats.no_shapes", path=path, kernels=kernels))
     waiting = f"{path}: collectives in a trace include waiting for other ranks; measure them alone"
     communicates = any(point.family == "collectives" for point in points)
-    return Points(
+    return imported.Points(
         str(path),
         "torch.profiler",
         points,
@@ -359,7 +352,7 @@ def _product(
 
 def _message(args: Mapping[str, object]) -> _Collective | None:
     """The collective of a kernel of NCCL; None where it is none of ours or states no size."""
-    name = collective_name(str(args["Collective name"]).removeprefix("_"))
+    name = imported.collective_name(str(args["Collective name"]).removeprefix("_"))
     element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     ranks = args.get("Group size")
     if name is None or element is None or not isinstance(ranks, int) or not 1 < ranks < _MOST_RANKS:
@@ -378,7 +371,7 @@ def _device(head: str) -> str:
 # --- the step
 
 
-def _read_trace(head: Head, options: Options) -> Recorded:
+def _read_trace(head: Head, options: Options) -> imported.Recorded:
     """Read a trace event by event. CalibrationError without events, or if the file breaks off."""
     events = stream_events(head.path)
     opening = next(events)["text"]
@@ -412,7 +405,7 @@ def _read_trace(head: Head, options: Options) -> Recorded:
         marks=trace.marks(),
         base_ns=facts["base_ns"] or 0,
     )
-    return Recorded(
+    return imported.Recorded(
         format="kineto",
         tool="torch.profiler",
         files=(str(head.path),),
@@ -552,7 +545,7 @@ class _Trace:
             return
         size, ranks = _whole(args.get("In msg nelems")) or 0, _whole(args.get("Group size")) or 0
         stated = _text(args.get("Collective name")) or kernel_word(name)
-        word = collective_name(stated.strip("_")) or stated[:40]
+        word = imported.collective_name(stated.strip("_")) or stated[:40]
         if "Collective name" in args:
             self.collectives[word, size, ranks] += 1
         group = args.get("Process Group Description") or args.get("Process Group Name")
@@ -564,7 +557,7 @@ class _Trace:
         for shape in dims if isinstance(dims, list) else []:
             if isinstance(shape, list) and shape and all(_whole(size) for size in shape):
                 count = min(count + math.prod(shape), MOST)
-        name = collective_name(word) or word[:40]
+        name = imported.collective_name(word) or word[:40]
         self.launched[name, count] += 1
         # gloo's send or receive lasts until somebody waits for it: its range says how long
         self._call(word if word in ("send", "recv") else name, start, end, count)

@@ -21,17 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import FormatError, ScenarioError
+from mpsim.formats import megatron_layout
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, header, launched, put_cluster, scheduler_variables
 from mpsim.formats.ledger import Ledger
 from mpsim.formats.megatron_habits import read_habits, write_habits
-from mpsim.formats.megatron_layout import (  # fmt: skip
-    check_mesh,
-    read_layout,
-    read_training,
-    write_layout,
-    write_training,
-)
 from mpsim.formats.megatron_model import read_model, write_model
 from mpsim.formats.megatron_settings import (
     Reading,
@@ -81,10 +75,10 @@ def put_scenario(given: Reading, launch: Launch, options: Options) -> None:
             given.ledger.refuse(f"{both} contradict each other; keep one")
     ranks = put_cluster(given.ledger, launch, options)
     layers = read_model(given)
-    read_layout(given, layers)
-    read_training(given, ranks)
+    megatron_layout.read_layout(given, layers)
+    megatron_layout.read_training(given, ranks)
     read_habits(given)
-    check_mesh(given, ranks)
+    megatron_layout.check_mesh(given, ranks)
 
 
 def _read_script(head: Head, options: Options) -> Imported:
@@ -334,8 +328,8 @@ def settings_for(scenario: Scenario, preset: str, tag: str = NEWEST) -> Writing:
 def _filled(put: Writing) -> Writing:
     """The settings with everything that the scenario says."""
     write_model(put)
-    write_layout(put)
-    write_training(put)
+    megatron_layout.write_layout(put)
+    megatron_layout.write_training(put)
     write_habits(put)
     return put
 

@@ -7,18 +7,7 @@ from collections.abc import Iterator, Mapping
 from mpsim import structs
 from mpsim.description import Description, Figure
 from mpsim.errors import Problem, ScenarioError, nearest
-from mpsim.framework.behaviour import (
-    AttentionKernel,
-    DataBehaviour,
-    ExpertBehaviour,
-    GradientOverlap,
-    HostBehaviour,
-    KernelBehaviour,
-    MemoryBehaviour,
-    OptimizerBehaviour,
-    PipelineBehaviour,
-    TensorBehaviour,
-)
+from mpsim.framework import behaviour
 from mpsim.memo import remembered
 from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, hints, markers, read
 from mpsim.units import Dimension, format_quantity
@@ -33,14 +22,14 @@ class Framework:
     title: str
     lowering: Lowering
     """Which kernels a layer becomes."""
-    kernels: KernelBehaviour
-    tensor: TensorBehaviour
-    pipeline: PipelineBehaviour
-    data: DataBehaviour
-    optimizer: OptimizerBehaviour
-    memory: MemoryBehaviour
-    host: HostBehaviour
-    experts: ExpertBehaviour
+    kernels: behaviour.KernelBehaviour
+    tensor: behaviour.TensorBehaviour
+    pipeline: behaviour.PipelineBehaviour
+    data: behaviour.DataBehaviour
+    optimizer: behaviour.OptimizerBehaviour
+    memory: behaviour.MemoryBehaviour
+    host: behaviour.HostBehaviour
+    experts: behaviour.ExpertBehaviour
     source: str
     """Where the switches were read."""
     as_of: str
@@ -117,13 +106,13 @@ class Framework:
         """Whether gradients are reduced beside a backward when there are `pp` stages."""
         if self.host.launch_blocking:
             return False
-        if self.data.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
+        if self.data.gradient_overlap is behaviour.GradientOverlap.WITHOUT_PIPELINE:
             return pp == 1
-        return self.data.gradient_overlap is not GradientOverlap.NEVER
+        return self.data.gradient_overlap is not behaviour.GradientOverlap.NEVER
 
     def defers_sums(self, pp: int) -> bool:
         """Whether sums between copies of shards wait for the last backward."""
-        late = self.data.gradient_overlap is GradientOverlap.SHARDS
+        late = self.data.gradient_overlap is behaviour.GradientOverlap.SHARDS
         return late or not self.overlaps_gradients(pp)
 
 
@@ -131,7 +120,7 @@ _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
 _SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
-ATTENTION_KERNELS = typing.get_args(AttentionKernel)
+ATTENTION_KERNELS = typing.get_args(behaviour.AttentionKernel)
 AREAS: Mapping[str, str] = types.MappingProxyType(
     {
         "lowering": "kernels of a layer",

@@ -8,22 +8,10 @@ import math
 import types
 from collections.abc import Mapping
 
-from mpsim import structs
+from mpsim import nouns, structs
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.nouns import (
-    Bandwidth,
-    Bytes,
-    Flag,
-    FlopRate,
-    Frequency,
-    Number,
-    Power,
-    PriceRate,
-    Seconds,
-    Whole,
-)
 from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity
 
@@ -81,27 +69,27 @@ class Accelerator(Sourced):
     vendor: str
     family: str
     """Whose kernel constants apply (`ampere`, `hopper`, ...)."""
-    year: Whole
+    year: nouns.Whole
     """Of launch."""
-    peak_flops: Mapping[str, FlopRate]
+    peak_flops: Mapping[str, nouns.FlopRate]
     """Dense peak by precision (fp64 fp32 tf32 fp16 bf16 fp8 fp4 int8) [FLOP/s]."""
-    memory_bytes: Bytes
+    memory_bytes: nouns.Bytes
     """Device memory that the driver reports [B]."""
-    memory_bandwidth: Bandwidth
+    memory_bandwidth: nouns.Bandwidth
     """Its rate [B/s]."""
-    compute_units: Whole
+    compute_units: nouns.Whole
     """SMs, CUs or cores."""
-    tdp_w: Power
+    tdp_w: nouns.Power
     """Board power limit [W]."""
-    idle_w: Power
+    idle_w: nouns.Power
     """Idle power [W]."""
     scale_up: str | None = None
     """Name of its usual scale-up link."""
-    price_per_hour: PriceRate | None = None
+    price_per_hour: nouns.PriceRate | None = None
     """On demand [USD/h]."""
-    boost_clock_hz: Frequency | None = None
+    boost_clock_hz: nouns.Frequency | None = None
     """Highest clock of its processors [Hz]."""
-    clock_hz: Frequency | None = None
+    clock_hz: nouns.Frequency | None = None
     """Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz]."""
     sources: Mapping[str, str] = structs.field(default_factory=dict)
     """For each figure (or `*` for the rest): where it was read and when; `recalled` marks a lead,
@@ -185,21 +173,21 @@ class Link(Sourced):
     name: str
     title: str
     shape: LinkShape
-    bandwidth: Bandwidth
+    bandwidth: nouns.Bandwidth
     """Per direction and accelerator (scale-up) or per port (NIC, host) [B/s]."""
-    latency: Seconds
+    latency: nouns.Seconds
     """One hop, as a message pays it [s]."""
-    links: Whole = 1
+    links: nouns.Whole = 1
     """Physical links the bandwidth is the sum of (a torus divides by it)."""
-    in_network_reduction: Flag = False
+    in_network_reduction: nouns.Flag = False
     """Whether switches can reduce (NVLink SHARP)."""
-    efficiency: Number = 1.0
+    efficiency: nouns.Number = 1.0
     """Share of `bandwidth` that large messages reach."""
-    switch_latency: Seconds = 0.0
+    switch_latency: nouns.Seconds = 0.0
     """What one switch of this network adds [s]."""
-    switch_ports: Whole = 0
+    switch_ports: nouns.Whole = 0
     """Ports of one switch of this network; 0 where it does not matter."""
-    max_domain: Whole | None = None
+    max_domain: nouns.Whole | None = None
     """Most accelerators the link can join; None where it is a matter of what one builds."""
     like: str = ""
     """Entry of the catalog whose curves count, where that is not the one of its name."""
@@ -238,7 +226,7 @@ class Node:
     # NICs of the node for traffic between nodes; 0 where the scale-up link is the only network
     nics: int
     nic: Link  # what one of them does
-    power_w: Power | None = None  # most power the whole node draws, accelerators included [W]
+    power_w: nouns.Power | None = None  # most power the whole node draws, accelerators included [W]
 
     def __post_init__(self) -> None:
         _check_positive("node", accelerators=self.accelerators, domain=self.domain)

@@ -24,21 +24,7 @@ from mpsim.hardware import (
     system_names,
     with_overrides,
 )
-from mpsim.scenario.fields import (
-    SAFE_COUNT,
-    Bandwidth,
-    Bytes,
-    Count,
-    Fields,
-    FlopRate,
-    Frequency,
-    Name,
-    Power,
-    PriceRate,
-    Section,
-    Shorthand,
-    Time,
-)
+from mpsim.scenario import fields
 from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network_of, thinnings_of
 from mpsim.shipped import say
 
@@ -51,9 +37,9 @@ def _where(value: object) -> str | tuple[int, ...] | None:
     """A rule of placement, or the accelerator of each rank."""
     if value is None or value in RULES:
         return None if value is None else str(value)
-    listed = isinstance(value, list | tuple) and 0 < len(value) <= SAFE_COUNT
+    listed = isinstance(value, list | tuple) and 0 < len(value) <= fields.SAFE_COUNT
     if listed and all(
-        type(node) is int and 0 <= node < SAFE_COUNT for node in cast("list[int]", value)
+        type(node) is int and 0 <= node < fields.SAFE_COUNT for node in cast("list[int]", value)
     ):
         return tuple(cast("list[int]", value))
     message = (
@@ -77,69 +63,69 @@ PLACED: Final = (
 )
 
 
-class AcceleratorChoice(Section):
+class AcceleratorChoice(fields.Section):
     """An accelerator of the catalog, and the values of it to replace."""
 
-    preset: Name | None = None
+    preset: fields.Name | None = None
     """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim
     calibrate'; left out, the one the cluster has."""
     machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
-    peak_flops: dict[str, FlopRate] | None = None
+    peak_flops: dict[str, fields.FlopRate] | None = None
     """Dense peak of matrix products by precision; those left out stay."""
-    memory: Bytes | None = None
+    memory: fields.Bytes | None = None
     """Device memory."""
-    memory_bandwidth: Bandwidth | None = None
+    memory_bandwidth: fields.Bandwidth | None = None
     """Rate of the device memory."""
-    compute_units: Count | None = None
+    compute_units: fields.Count | None = None
     """SMs, CUs or cores."""
-    tdp: Power | None = None
+    tdp: fields.Power | None = None
     """Board power limit; below that of the catalog a cap, which slows kernels that draw more."""
-    idle: Power | None = None
+    idle: fields.Power | None = None
     """Idle power."""
-    boost_clock: Frequency | None = None
+    boost_clock: fields.Frequency | None = None
     """Highest clock of its processors."""
-    clock: Frequency | None = None
+    clock: fields.Frequency | None = None
     """Clock that its processors are locked to, at most the boost clock; left out, none."""
 
 
-class LinkChoice(Section):
+class LinkChoice(fields.Section):
     """A link: one of the catalog, or a bandwidth, and the values to replace."""
 
-    preset: Name | None = None
+    preset: fields.Name | None = None
     """A link by name; left out, the one the cluster has, or a generic NIC."""
-    bandwidth: Bandwidth | None = None
+    bandwidth: fields.Bandwidth | None = None
     """Bandwidth in each direction."""
-    latency: Time | None = None
+    latency: fields.Time | None = None
     """Latency of one hop."""
-    links: Count | None = None
+    links: fields.Count | None = None
     """Physical links that the bandwidth is the sum of."""
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the bandwidth that large messages reach."""
     in_network_reduction: bool | None = None
     """Whether its switches can reduce."""
-    switch_latency: Time | None = None
+    switch_latency: fields.Time | None = None
     """Latency that one switch adds."""
     switch_ports: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Ports of one switch; 0 where it does not matter."""
 
 
-class PartChoice(Section):
+class PartChoice(fields.Section):
     """Some pipeline ranks or replicas in a row, and what their nodes have of their own."""
 
-    count: Count = 1
+    count: fields.Count = 1
     """Pipeline ranks (under stages) or data-parallel replicas (under replicas) that it is for."""
-    accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
+    accelerator: Annotated[AcceleratorChoice, fields.Shorthand("cluster.accelerator")] | None = None
     """Their accelerator; it brings its own scale-up link and price unless these are given too."""
-    scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
+    scale_up: Annotated[LinkChoice, fields.Shorthand("cluster.scale_up")] | None = None
     """Link between the accelerators of a scale-up domain, such as nvlink4."""
     nics_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     """NICs of a node."""
-    nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
+    nic: Annotated[LinkChoice, fields.Shorthand("cluster.nic")] | None = None
     """NIC of a node."""
-    node_power: Power | None = None
+    node_power: fields.Power | None = None
     """Highest power that a whole node draws."""
-    price_per_hour: PriceRate | None = None
+    price_per_hour: fields.PriceRate | None = None
     """Price of one accelerator."""
 
 
@@ -149,30 +135,30 @@ Parts: TypeAlias = Annotated[
 ]
 
 
-class ClusterChoice(Section):
+class ClusterChoice(fields.Section):
     """A system by name, the parts of it to exchange, or all the parts of a cluster."""
 
-    preset: Name | None = None
+    preset: fields.Name | None = None
     """A system of the catalog ('mpsim show hardware'), or a machine file of 'mpsim calibrate'."""
     machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
-    name: Name | None = None
+    name: fields.Name | None = None
     """Name; left out, the preset's."""
     nodes: Nodes | None = None
     """Nodes; left out, the size the preset is known by."""
-    accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
+    accelerator: Annotated[AcceleratorChoice, fields.Shorthand("cluster.accelerator")] | None = None
     """The one kind of accelerator."""
     accelerators_per_node: PerNode | None = None
     """Accelerators that share a host."""
-    scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
+    scale_up: Annotated[LinkChoice, fields.Shorthand("cluster.scale_up")] | None = None
     """Link between the accelerators of a scale-up domain, such as nvlink4."""
-    domain: Count | None = None
+    domain: fields.Count | None = None
     """Accelerators of a scale-up domain; left out, those of a node."""
     nics_per_node: Annotated[int, Field(ge=0, le=4096)] | None = None
     """NICs of a node; left out, one per accelerator."""
-    nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
+    nic: Annotated[LinkChoice, fields.Shorthand("cluster.nic")] | None = None
     """NIC: a link by name, or its bandwidth such as '200 Gb/s'."""
-    fabric: Annotated[FabricChoice, Shorthand("cluster.fabric")] | None = None
+    fabric: Annotated[FabricChoice, fields.Shorthand("cluster.fabric")] | None = None
     """The network between nodes."""
     placement: Annotated[
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
@@ -180,9 +166,9 @@ class ClusterChoice(Section):
     """Order of ranks on nodes: packed (by node), strided (by turns), by-rail, by-rack, a list."""
     library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
     """Communication library; left out, the one that the accelerators' vendor ships."""
-    node_power: Power | None = None
+    node_power: fields.Power | None = None
     """Highest power that a whole node draws."""
-    price_per_hour: PriceRate | None = None
+    price_per_hour: fields.PriceRate | None = None
     """Price of one accelerator."""
     stages: Parts | None = None
     """Nodes that differ from one pipeline rank to the next, such as [{count: 4}, {count: 4,
@@ -270,7 +256,7 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
 def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None) -> Cluster:
     """The cluster without what `build_cluster` and `with_overrides` have no word for."""
     fabric = choice.fabric or FabricChoice()
-    parts: Fields = {
+    parts: fields.Fields = {
         "accelerators_per_node": choice.accelerators_per_node,
         "nodes": choice.nodes,
         "nics_per_node": choice.nics_per_node,
@@ -288,10 +274,10 @@ def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None
     return build_cluster(**given) if base is None else with_overrides(base, **given)
 
 
-def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> Fields:
+def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> fields.Fields:
     """Accelerator and links as chosen; None for what was left out."""
     scale_up = choice.scale_up
-    parts: Fields = {}
+    parts: fields.Fields = {}
     if choice.accelerator is not None:
         parts["accelerator"] = _accelerator(choice.accelerator, lent or base, base)
     if scale_up is not None:
@@ -312,7 +298,7 @@ def _usual_link(choice: ClusterChoice, lent: Cluster | None) -> Link | None:
     return link(chip.scale_up) if chip and chip.scale_up else None
 
 
-def _replaced(part: T, figures: Fields) -> T:
+def _replaced(part: T, figures: fields.Fields) -> T:
     """`part` with the figures that are given and differ, which are marked as the user's."""
     changed = {
         name: figure
@@ -342,7 +328,7 @@ def _accelerator(
     return _replaced(chip, figures)
 
 
-def _figures(choice: AcceleratorChoice | LinkChoice) -> Fields:
+def _figures(choice: AcceleratorChoice | LinkChoice) -> fields.Fields:
     """Fields of a part that were written."""
     keys = type(choice).model_fields.keys() - {"preset", "machine"}
     return {FIGURES.get(key, key): getattr(choice, key) for key in sorted(keys)}
@@ -358,7 +344,7 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
 
 
 def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:
-    changed: Fields = {}
+    changed: fields.Fields = {}
     if network := network_of(choice.fabric or FabricChoice(), folder):
         changed["fabric"] = structs.replace(cluster.fabric, **network)
     if choice.placement is not None:

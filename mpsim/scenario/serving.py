@@ -6,19 +6,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import (
-    LengthChoice,
-    Name,
-    PresetSection,
-    PriceRate,
-    Section,
-    Share,
-    Shorthand,
-    Span,
-    Time,
-    Within,
-    contradiction,
-)
+from mpsim.scenario import fields
 from mpsim.scenario.servers import preset_of
 from mpsim.units import Dimension
 
@@ -29,14 +17,14 @@ WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvf
 CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
 
 
-class EngineChoice(PresetSection):
+class EngineChoice(fields.PresetSection):
     """The serving engine: a preset, and fields of it to replace, written beside it."""
 
-    preset: Annotated[Name, pydantic.AfterValidator(preset_of)] = "vllm-async"
+    preset: Annotated[fields.Name, pydantic.AfterValidator(preset_of)] = "vllm-async"
     """An engine by name (see 'mpsim show engine'); vllm, sglang and trtllm mean the newest."""
 
 
-class Workload(Section):
+class Workload(fields.Section):
     """The stream of requests."""
 
     arrival: Literal["poisson", "gamma", "closed", "all-at-once", "trace"] = "poisson"
@@ -51,13 +39,13 @@ class Workload(Section):
     requests: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """How many requests; left out, 1,000, ten for each user of a closed loop, or all of a trace. Of
     200,000 and more none is kept: percentiles are within 0.5 %."""
-    duration: Span | None = None
+    duration: fields.Span | None = None
     """In place of requests: how long they come. Those that came are served to their end."""
-    warmup: Span | None = None
+    warmup: fields.Span | None = None
     """Start of the run that counts in no latency, rate or goodput: its requests and tokens."""
-    prompt: LengthChoice = LengthChoice(tokens=1024)
+    prompt: fields.LengthChoice = fields.LengthChoice(tokens=1024)
     """Tokens of a prompt; with turns, those that each turn adds to what went before it."""
-    output: LengthChoice = LengthChoice(tokens=256)
+    output: fields.LengthChoice = fields.LengthChoice(tokens=256)
     """Tokens to generate."""
     trace: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """A file of requests: Azure, BurstGPT or plain CSV, Mooncake JSONL; relative to this."""
@@ -68,7 +56,7 @@ class Workload(Section):
     turns: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Requests of a session, one after the other: the prompt of each is all that went before, its
     answers included, and new tokens."""
-    think_time: Span = 0.0
+    think_time: fields.Span = 0.0
     """From an answer to the same user's next request on average, exponentially distributed: between
     the turns of a session, and the requests of a closed loop."""
 
@@ -87,9 +75,9 @@ class Workload(Section):
             is_given = getattr(self, key) is not None
             is_used = self.arrival == how or (key, self.arrival) == ("rate", "gamma")
             if is_used and not is_given:
-                raise contradiction("lacks", self, key=key, example=_EXAMPLES[key])
+                raise fields.contradiction("lacks", self, key=key, example=_EXAMPLES[key])
             if is_given and not is_used:
-                raise contradiction("idle_arrival", self, key=key, use=how)
+                raise fields.contradiction("idle_arrival", self, key=key, use=how)
         closed, at_once = self.arrival == "closed", self.arrival == "all-at-once"
         sessions, timed = self.turns > 1, self.duration is not None
         rules = {
@@ -103,7 +91,7 @@ class Workload(Section):
             "long_warmup": timed and (self.warmup or 0.0) >= (self.duration or 0.0),
         }
         for name in (rule for rule, is_broken in rules.items() if is_broken):
-            raise contradiction(name, self)
+            raise fields.contradiction(name, self)
         return self
 
 
@@ -111,24 +99,24 @@ _EXAMPLES = {"rate": "rate: 4", "concurrency": "concurrency: 64", "trace": "trac
 _USES = {"rate": "poisson", "concurrency": "closed", "trace": "trace"}
 
 
-class ServiceLevel(Section):
+class ServiceLevel(fields.Section):
     """Limits that requests are promised."""
 
-    ttft: Time | None = None
+    ttft: fields.Time | None = None
     """Time to the first token."""
-    tpot: Time | None = None
+    tpot: fields.Time | None = None
     """Time of each further token."""
-    share: Share = 0.9
+    share: fields.Share = 0.9
     """Share of the requests that has to keep all limits."""
 
 
-class PoolChoice(Section):
+class PoolChoice(fields.Section):
     """Layout of the instances of one pool."""
 
-    accelerator: Name | None = None
+    accelerator: fields.Name | None = None
     """Accelerator of this pool's nodes, whose links are those of the cluster (see 'mpsim show
     accelerators'); left out, that of the cluster."""
-    price_per_hour: PriceRate | None = None
+    price_per_hour: fields.PriceRate | None = None
     """Price of such an accelerator; left out, that of the catalog."""
     tp: Degree = 1
     """Tensor parallel ranks of a stage."""
@@ -155,7 +143,7 @@ class PoolChoice(Section):
         return self.tp * self.pp * self.replicas
 
 
-class Disaggregated(Section):
+class Disaggregated(fields.Section):
     """Prefill and decode on pools of their own: one computes prompts, and sends their cache."""
 
     prefill: PoolChoice
@@ -167,7 +155,7 @@ class Disaggregated(Section):
     values have come and decoding begins."""
 
 
-class Speculation(Section):
+class Speculation(fields.Section):
     """Tokens that a draft guesses for each sequence, and one iteration verifies together."""
 
     tokens: Annotated[int, Field(ge=1, le=64)]
@@ -176,36 +164,36 @@ class Speculation(Section):
     """Probability that a drafted token is right, if those before it were."""
     by_position: Annotated[tuple[Probability, ...], Field(strict=False, max_length=64)] = ()
     """Probabilities of the first tokens, where they differ from those of the others."""
-    draft: Name = "mtp"
+    draft: fields.Name = "mtp"
     """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token),
     n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
 
     @pydantic.model_validator(mode="after")
     def _check_positions(self) -> Self:
         if len(self.by_position) > self.tokens:
-            raise contradiction("drafted", self, given=len(self.by_position))
+            raise fields.contradiction("drafted", self, given=len(self.by_position))
         return self
 
 
-class Autoscale(Section):
+class Autoscale(fields.Section):
     """Instances that start and stop with the requests in the service, at most replicas of them."""
 
     load: Annotated[float, Field(gt=0, le=1e6, strict=False)]
     """Requests in the service, waiting ones counted, that an instance is meant to have."""
     least: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Instances that always run."""
-    startup: Time = 120.0
+    startup: fields.Time = 120.0
     """From the decision to start an instance until it serves."""
-    interval: Annotated[float, Within(Dimension.TIME, 0.01, 3600.0)] = 15.0
+    interval: Annotated[float, fields.Within(Dimension.TIME, 0.01, 3600.0)] = 15.0
     """How often the requests in the service are looked at."""
-    patience: Time = 300.0
+    patience: fields.Time = 300.0
     """How long fewer instances must suffice before one takes no more requests."""
 
 
-class Serving(Section):
+class Serving(fields.Section):
     """Serving a stream of requests, in place of training."""
 
-    engine: Annotated[EngineChoice, Shorthand("serving.engine")] = EngineChoice()
+    engine: Annotated[EngineChoice, fields.Shorthand("serving.engine")] = EngineChoice()
     """The serving engine."""
     weights: WeightFormat = "bf16"
     """Format of the weights of linear layers and experts, the others in 16 bits; left out, that

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpsim import structs
-from mpsim.workload.attention import (
-    QKV_WEIGHTS,
-    Core,
-    attention_core,
-    cross_attention,
-    kept_of_qkv,
-    own_attention,
-    positions,
-)
+from mpsim.workload import attention
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
@@ -86,7 +78,7 @@ def serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
         yield from part.add(Module.STATE, "1")
     elif kind.mixer == "attention":
         yield part.norm(Module.ATTENTION, "norm1")
-        yield from own_attention(part, kind)
+        yield from attention.own_attention(part, kind)
         yield from part.add(Module.ATTENTION, "1")
     if kind.mlp:
         yield from _mlp(part, kind)
@@ -94,10 +86,10 @@ def serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
 
 def _decoder_block(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Step]:
     yield part.norm(Module.ATTENTION, "norm1")
-    yield from own_attention(part, kind)
+    yield from attention.own_attention(part, kind)
     yield from part.add(Module.ATTENTION, "1")
     yield part.norm(Module.CROSS_ATTENTION, "norm_cross")
-    yield from cross_attention(part, kind, memory)
+    yield from attention.cross_attention(part, kind, memory)
     yield from part.add(Module.CROSS_ATTENTION, "_cross")
     yield from _mlp(part, kind)
 
@@ -113,12 +105,12 @@ def _parallel_block(part: Part, kind: LayerKind) -> Iterator[Step]:
     model = part.model
     yield part.norm(Module.ATTENTION, "norm1")
     features = model.qkv_features + model.fc1_features
-    weights = QKV_WEIGHTS + gate_and_up(model)
-    saved = kept_of_qkv(part) + model.fc1_features
+    weights = attention.QKV_WEIGHTS + gate_and_up(model)
+    saved = attention.kept_of_qkv(part) + model.fc1_features
     yield part.column((Module.ATTENTION, Role.QKV_UP), "qkv_fc1", features, saved, weights=weights)
     yield from activation(part)
-    yield from positions(part)
-    yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
+    yield from attention.positions(part)
+    yield from attention.attention_core(attention.Core.of(model, kind), part.lowering, part.tokens)
     down = Module.ATTENTION, Role.PROJECTION_DOWN
     yield part.row(down, "proj_fc2", model.query_features + model.ffn_hidden)
     yield from part.add(Module.ATTENTION, "1")

@@ -25,13 +25,7 @@ import numpy as np
 from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES
 from mpsim.errors import ScenarioError
-from mpsim.formats.chakra.schema import (
-    COLLECTIVE_TYPES,
-    NODE_TYPES,
-    add_attributes,
-    framed,
-    message,
-)
+from mpsim.formats.chakra import schema
 from mpsim.formats.outgoing import Exported, Lost, check_trains
 from mpsim.output import safe_name
 from mpsim.parallel.axes import EXPOSED, FOLDED, Span
@@ -120,10 +114,10 @@ class _Writer:
     def files(self) -> Iterator[tuple[int, bytes]]:
         """Rank and content of every file, in the order of ranks."""
         contents: dict[int, bytes] = {}
-        head = framed(message("GlobalMetadata", version=_VERSION))
+        head = schema.framed(schema.message("GlobalMetadata", version=_VERSION))
         for place in range(self._program.ranks):
             nodes = [
-                (node, framed(node) if varying is None else b"", varying)
+                (node, schema.framed(node) if varying is None else b"", varying)
                 for node, varying in self._nodes(place)
             ]
             for index, rank in enumerate(self._ranks[place].ravel().tolist()):
@@ -132,10 +126,10 @@ class _Writer:
                     if varying is None:
                         parts.append(fixed)
                         continue
-                    own = message("Node")
+                    own = schema.message("Node")
                     own.CopyFrom(node)
-                    add_attributes(own, varying(index, rank))
-                    parts.append(framed(own))
+                    schema.add_attributes(own, varying(index, rank))
+                    parts.append(schema.framed(own))
                 contents[rank] = b"".join(parts)
         yield from sorted(contents.items())
 
@@ -152,21 +146,21 @@ class _Writer:
                 [other in mine for other in data], dtype=bool
             )
             for extra, (kind, varying) in enumerate(self._typed(place, row)):
-                node = message(
+                node = schema.message(
                     "Node",
                     id=_node_id(row) + extra,
                     name=labels[program.label[row]] or kinds[program.kind[row]].replace("_", " "),
-                    type=NODE_TYPES.index(kind),
+                    type=schema.NODE_TYPES.index(kind),
                     ctrl_deps=[_node_id(each) for each in before.get(row, ()) if each not in data],
                     data_deps=[_node_id(other) for other in data if other in mine],
                     duration_micros=round(float(program.duration[row]) * TICK / _MICRO),
                 )
-                add_attributes(node, self._ours(row))
+                schema.add_attributes(node, self._ours(row))
                 if kind == "COMP":
                     on_host = int(program.stream[row]) in (Stream.HOST, Stream.COPY)
                     flops = round(float(self._flops[row]))
                     work = {"is_cpu_op": int(on_host), "num_ops": flops, "tensor_size": 0}
-                    add_attributes(node, work)
+                    schema.add_attributes(node, work)
                 yield node, varying
 
     def _queue_order(self, place: int) -> dict[int, list[int]]:
@@ -246,7 +240,7 @@ class _Writer:
         name = COLLECTIVES[int(self._program.collective[row])]
         name = _AS.get(name, name)
         whole = float(self._program.size[row])
-        kind = COLLECTIVE_TYPES.index(name)
+        kind = schema.COLLECTIVE_TYPES.index(name)
 
         def described(index: int, rank: int) -> Mapping[str, int | str]:
             del index
