@@ -9,7 +9,13 @@ from typing import Any
 
 from mpsim.errors import HardwareError, ScenarioError
 from mpsim.formats import Assumed
-from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
+from mpsim.framework import (
+    ContextExchange,
+    Framework,
+    SelectiveRecompute,
+    TensorOverlap,
+    framework,
+)
 from mpsim.hardware import accelerator
 from mpsim.schedule import schedule
 
@@ -64,6 +70,27 @@ def _compiler(scenario: Sections) -> Assumed | None:
     except ScenarioError:
         del choice["compile"]
     return None
+
+
+def _per_op(scenario: Sections) -> Assumed | None:
+    """Products are kept one by one in layers with names for them: not those of experts or latent attention, or beside scores in memory."""
+    model, training, software = scenario["model"], scenario["training"], _software(scenario)
+    own = software.kernels.recompute_selective is SelectiveRecompute.PER_OP
+    modules = training.get("recompute_modules")
+    if training["recompute"] != "per-op" and not (training["recompute"] == "selective" and own):
+        return None
+    if not modules and (model.get("moe") or model.get("mla")):
+        # grouped products are on no list of what is kept (torchtitan distributed/activation_checkpoint.py)
+        again = {"layernorm": True, "moe": model.get("moe"), "mla_up_proj": model.get("mla")}
+        instead = {"recompute_modules": [name for name, has in again.items() if has]}
+    elif not modules and not software.lowering.fused_attention:
+        instead = {}
+    else:
+        return None
+    training.pop("recompute_keeps", None)
+    training |= {"recompute": "selective", **instead}
+    told = ", ".join(instead.get("recompute_modules", ["attention"]))
+    return Assumed("recompute", told, "the nearest to a policy of single products in such layers")
 
 
 def _sharding(scenario: Sections) -> Assumed | None:
@@ -248,6 +275,7 @@ def _has(name: str, precision: str) -> bool:
 
 _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _compiler,
+    _per_op,
     _sharding,
     _chunks,
     _hidden_experts,

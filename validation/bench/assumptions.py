@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.shapes import gate_of, head_of
-from bench.tables import said, table
+from bench.tables import said, sharding_of, table, words_of
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 from mpsim.parallel import AXES
@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 BY_FAMILY = "usual with its framework"
+_SAID = "as its words say"
 _TILE = 256  # widths of gated MLPs are multiples of it
 _STATED = ("tp", "pp", "dp")
 _MULTIPLYING = tuple(axis.name for axis in AXES if axis.multiplies)
@@ -88,16 +89,18 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
 def _from_words(row: Filled) -> Filled:
     """The row with columns that its words or notes state, such as ``ETP 2`` or ``ETP = TP``."""
     text = f"{said(row.cells)} | {row.cells.text('notes')}"
+    if sharding := sharding_of(row.cells):
+        row = row.with_column("zero_stage", sharding, _SAID)
     for entry in table("assumptions")["words"]:
         if not row.cells.text(entry["column"]) and (match := re.search(entry["pattern"], text)):
             stated = entry["value"] if "value" in entry else match[match.lastindex or 0]
             value = row.cells.text(entry["same_as"]) if "same_as" in entry else stated
-            row = row.with_column(entry["column"], value, "as its words say") if value else row
+            row = row.with_column(entry["column"], value, _SAID) if value else row
     return row
 
 
 def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
-    return all(re.fullmatch(pattern, cells.text(column)) for column, pattern in where.items())
+    return all(re.fullmatch(pattern, words_of(cells, column)) for column, pattern in where.items())
 
 
 def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
@@ -255,7 +258,8 @@ def _network(row: Filled) -> Filled:
 
 def guesses(assumed: Sequence[Assumed]) -> int:
     """How many settings that a step time depends on a row does not state."""
-    return len({entry.to for entry in assumed} & {*table("assumptions")["guesses"]})
+    guessed = {entry.to for entry in assumed if entry.why != _SAID}
+    return len(guessed & {*table("assumptions")["guesses"]})
 
 
 def network_of(accelerator: str, link: str = "") -> Mapping[str, Any] | None:

@@ -42,7 +42,7 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
         If the row does not say enough.
     """
     count, name = cells.required("num_accel"), cells.text("accelerator")
-    chip = gpu(f"{name} core" if _counts_cores(cells) else name)
+    chip = _chip_of(cells, name)
     each, assumed = _per_node(cells, count)
     if (tori := system_of(name)) and not cells.whole("nics_per_node"):
         return _torus(cells, tori, count, each), assumed
@@ -61,6 +61,18 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
         cluster |= network
         more = (*more, *nic_told)
     return cluster, (*assumed, *link_told, *more)
+
+
+def _chip_of(cells: Cells, name: str) -> Accelerator:
+    """The accelerator of a name, of several memories that it leaves open the one that the row states."""
+    if _counts_cores(cells):
+        return gpu(f"{name} core")
+    chip, stated = gpu(name), cells.number("accel_mem_gb")
+    if not stated or re.search(r"\d ?GB?\b", name, re.IGNORECASE):
+        return chip
+    of_size = gpu(f"{name} {stated:g}GB")
+    own, other = (abs(each.memory_bytes / _GIGA - stated) for each in (chip, of_size))
+    return of_size if other < own else chip
 
 
 def _counts_cores(cells: Cells) -> bool:

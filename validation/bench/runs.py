@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -11,10 +13,11 @@ from typing import Any
 
 from bench.adapt import adapted
 from bench.assumptions import BY_FAMILY, Filled, fill_in
+from bench.attention import attention_of
 from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
 from bench.shapes import counted, stated
-from bench.tables import lookup, on_top, rule_of, said, table
+from bench.tables import affirmed, lookup, on_top, rule_of, said, table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.cells import Cells
@@ -29,7 +32,7 @@ from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "scenario_of", "simulated"]
 
-_ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
+_ALSO_TOLD = {"schedules": "schedule", "sharding": "zero_stage"}
 _WHOLE = {
     "tp": ("tp", 1),
     "pp": ("pp", 1),
@@ -58,24 +61,28 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
     whole = fill_in(cells, rule)
     assumed = [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
-    assumed += _meant_by("precisions", whole.cells, "precision", to="precision")
+    assumed += _meant_by("precisions", affirmed(whole.cells.text("precision")), to="precision")
     known, text = rule.get("recomputations", {}), whole.cells.text("recompute")
     meant = [entry for words, entry in known.items() if re.search(words, text, re.IGNORECASE)]
     if meant and isinstance(meant[0], Mapping) and "assumed" in meant[0]:
         assumed.append(Assumed("recompute", "", str(meant[0]["assumed"])))
-    if not meant:
-        assumed += _meant_by("recomputations", whole.cells, "recompute", to="recompute")
+    if not meant and not _modules(whole.cells):
+        assumed += _meant_by("recomputations", text, to="recompute")
+    with contextlib.suppress(
+        CalibrationError
+    ):  # what is refused says so where the scenario is made
+        assumed += attention_of(whole.cells)[1]
     for section, column in _ALSO_TOLD.items():
-        assumed += _meant_by(section, whole.cells, column, to=section)
+        assumed += _meant_by(section, whole.cells.text(column), to=section)
     if whole.cells.text("seq_len") and (alone := _document(whole.cells)):
         assumed.append(Assumed("document_tokens", str(alone[0]), alone[1]))
     return Filled(whole.cells, (*whole.assumed, *assumed))
 
 
-def _meant_by(section: str, cells: Cells, column: str, *, to: str) -> Iterator[Assumed]:
+def _meant_by(section: str, text: str, *, to: str) -> Iterator[Assumed]:
     """The assumption of the entry that a column's words mean, where it states one."""
     try:
-        entry = lookup("training", section, cells.text(column))
+        entry = lookup("training", section, text)
     except CalibrationError:
         return
     if "assumed" in entry:
@@ -263,21 +270,27 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
             "sequence_length": cells.required("seq_len"),
             "precision": _precision(cells, rule),
             **_recompute(cells, rule),
-            **_method(rule),
+            **_method(cells, rule),
         },
         "framework": dict(rule["framework"]),
     }
 
 
-def _method(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Adapters alone where the row's words say so, as its software has them by default."""
-    method = rule.get("method")
-    return {"method": method, "adapter": dict(rule.get("adapter", {}))} if method else {}
+def _method(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Adapters alone where the row's words say so, of the rank that they name, else as its software has them by default."""
+    if "method" not in rule:
+        return {}
+    adapter = dict(rule.get("adapter", {}))
+    text = f"{said(cells)} | {cells.text('notes')}"
+    if stated := re.search(table("training")["adapter_rank"], text, re.IGNORECASE):
+        adapter["rank"] = int(stated[1])
+    return {"method": rule["method"], "adapter": adapter}
 
 
 def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
     """The number format of the row's words, or what its family's rule says they mean."""
-    precision = str(lookup("training", "precisions", cells.text("precision"))["precision"])
+    text = affirmed(cells.text("precision"))
+    precision = str(lookup("training", "precisions", text)["precision"])
     return str(rule.get("precisions", {}).get(precision, precision))
 
 
@@ -418,22 +431,11 @@ def _habits(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention(cells: Cells) -> dict[str, Any]:
-    """Latent attention or a window, where the words of the row give one."""
-    text = cells.text("attention_type")
-    entry = lookup("training", "attention", text)
-    if "mla" in entry:
-        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert match is not None, "the pattern that was looked up fits"
-        sizes = {name: int(match[place]) for place, name in enumerate(entry["mla"], start=1)}
-        return {"mla": {**sizes, "qk_nope_head_dim": cells.required("head_dim")}}
-    if "window" in entry:
-        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert match is not None, "the pattern that was looked up fits"
-        window = {"attention": "sliding", "window": int(match[entry["window"]])}
-        return {**entry.get("model", {}), **window}
-    alone = _document(cells)
+    """Attention as its words say; documents that are packed into a sequence stand for a window where it has none."""
+    fields, _ = attention_of(cells)
+    alone = None if fields.get("window") or "mla" in fields else _document(cells)
     window = {"attention": "sliding", "window": alone[0]} if alone else {}
-    return {**window, **entry.get("model", {})}
+    return {**window, **fields}
 
 
 def _document(cells: Cells) -> tuple[int, str] | None:
@@ -489,14 +491,16 @@ def _meant(cells: Cells, meant: object) -> dict[str, Any]:
 
 def _modules(cells: Cells) -> list[str]:
     """Modules run again that a row names one by one, as the framework's flag does, and that its model has."""
+    experts = bool(cells.whole("moe_experts"))
     has = {
-        "experts": bool(cells.whole("moe_experts")),
+        "experts": experts,
         "shared": bool(cells.whole("moe_shared_experts")),
-        "dense": bool(cells.whole("moe_dense_layers")),
+        "dense": bool(cells.whole("moe_dense_layers")) or not experts,
         "latent": "mla" in cells.text("attention_type").lower(),
     }
     has["split"] = has["experts"] or has["latent"]
     text = cells.text("recompute").lower()
+    has["several"] = has["split"] or "mlp" in text  # alone it is what selective means
     return [
         str(entry["module"])
         for entry in table("training")["recompute_modules"]
@@ -516,8 +520,19 @@ def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if "experts" in entry and cells.whole("moe_experts"):  # whose products have no names
         return {"recompute": entry["experts"]}
     fields = {name: value for name, value in entry.items() if name.startswith(_SAYS_AGAIN)}
-    if "layers" in entry:
-        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert match is not None, "the pattern that was looked up fits"
-        fields["recompute_layers"] = int(match[1])
+    if "layers" in entry or "every" in entry:
+        fields["recompute_layers"] = _some_layers(cells, entry, text)
     return fields
+
+
+def _some_layers(cells: Cells, entry: Mapping[str, Any], text: str) -> int:
+    """Layers of a stage that run again, of words such as ``every other layer``, ``5 of 32 layers`` or ``4 layers``, which are those of each stage."""
+    match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+    assert match is not None, "the pattern that was looked up fits"
+    chunks = cells.required("pp") * int(schedule_of(cells).get("virtual_stages", 1))
+    stage = cells.required("layers") / chunks
+    if "every" in entry:
+        share = 1 / int(entry["every"].get(match[1].lower(), match[1]))
+    else:
+        share = int(match[1]) / (int(match[2]) if match[2] else stage)
+    return int(max(1, min(round(stage * share), math.ceil(stage))))

@@ -13,7 +13,18 @@ from mpsim.formats import words
 from mpsim.formats.cells import Cells
 from mpsim.result.residuals import Setting
 
-__all__ = ["lookup", "of_stack", "on_top", "rule_of", "said", "stands_in", "table"]
+__all__ = [
+    "affirmed",
+    "lookup",
+    "of_stack",
+    "on_top",
+    "rule_of",
+    "said",
+    "sharding_of",
+    "stands_in",
+    "table",
+    "words_of",
+]
 
 _DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
@@ -111,4 +122,41 @@ def _text(cells: Cells, column: str, *, denied: bool = False) -> str:
     if column in (_WORDS, _DATED):
         date = f" | {cells.text('measured_date')}" if column == _DATED else ""
         return f"{cells.text('family')} | {_clauses(cells.text('framework'), denied=False)}{date}"
-    return cells.text(column)
+    return words_of(cells, column)
+
+
+def sharding_of(cells: Cells) -> str:
+    """Words for what replicas share: those of the column, or else the first that stand elsewhere in the row, such as ``ZeRO-3``."""
+    if text := cells.text("zero_stage"):
+        return text
+    text = _clauses(said(cells), denied=False)
+    match = re.search(table("training")["sharded"], text, flags=re.IGNORECASE)
+    return match[0] if match else ""
+
+
+def affirmed(text: str) -> str:
+    """What a text says beside what it denies; the text itself where that is nothing."""
+    return _clauses(text, denied=False).strip() or text
+
+
+def words_of(cells: Cells, column: str) -> str:
+    """Words of a column as rules read them: a number format without what is denied, an accelerator without its maker, before the words of a sharding the stage of ZeRO that they mean.
+
+    Examples
+    --------
+    >>> words_of(Cells({"zero_stage": "DeepSpeed stage 3"}), "zero_stage")
+    '3 DeepSpeed stage 3'
+    >>> words_of(Cells({"precision": "bf16 (FP8 off)"}), "precision")
+    'bf16 ( )'
+    """
+    text = sharding_of(cells) if column == "zero_stage" else cells.text(column)
+    if column == "precision":
+        return affirmed(text)
+    if column == "accelerator":
+        return re.sub(table("hardware")["makers"], "", text, flags=re.IGNORECASE)
+    if column != "zero_stage" or not text or text.isdigit():
+        return text
+    try:
+        return f"{lookup('training', 'sharding', text)['zero']} {text}"
+    except CalibrationError:
+        return text  # what is refused says so where the scenario is made

@@ -343,10 +343,8 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
         ({"model": "DeepSeek-V3"}, "experts of the model are not stated"),
         ({"precision": "int8"}, "int8 is not simulated"),
         ({"accelerator": "H900"}, "'H900' is not known"),
-        (
-            {"accelerator": "Gaudi 2", "intra_node_link": "", "nics_per_node": ""},
-            "network between nodes is not stated",
-        ),
+        ({"accelerator": "A100, H100"}, "several GPUs"),
+        ({"attention_type": "encoder-decoder"}, "encoders with decoders"),
         ({"dp": "31"}, "dp 31"),
     ],
 )

@@ -1,0 +1,80 @@
+"""Attention: kinds, windows and latent sizes that the words of a row's column mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bench.tables import lookup, table
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
+
+__all__ = ["attention_of"]
+
+
+def attention_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
+    """Fields of a model that the words for its attention say, and what they leave open.
+
+    Raises
+    ------
+    CalibrationError
+        If such attention is not simulated.
+
+    Examples
+    --------
+    >>> attention_of(Cells({"attention_type": "gqa, SWA 4096 on 3 of 4 layers"}))[0]
+    {'attention': 'sliding', 'window': 4096, 'full_every': 4}
+    """
+    text = cells.text("attention_type")
+    entry, parts = lookup("training", "attention", text), table("training")["attention_parts"]
+    fields = dict(entry.get("model", {}))
+    assumed = [Assumed("attention", "", entry["assumed"])] if "assumed" in entry else []
+    if re.search(parts["parallel"], text, re.IGNORECASE):
+        fields["parallel_block"] = True
+    if "latent" in entry:
+        return fields | {"mla": _latent(cells, assumed)}, tuple(assumed)
+    if re.search(parts["windows"], text, re.IGNORECASE):
+        fields |= _window(text, assumed)
+    return fields, tuple(assumed)
+
+
+def _latent(cells: Cells, assumed: list[Assumed]) -> dict[str, int]:
+    """Sizes of latent attention, those of the model that began with it where words leave them out."""
+    usual = dict(table("inference")["latent"])
+    why, text = usual.pop("why"), cells.text("attention_type")
+    patterns = table("training")["attention_parts"]["latent"]
+    found = {size: re.search(pattern, text, re.IGNORECASE) for size, pattern in patterns.items()}
+    stated = {size: int(match[1]) for size, match in found.items() if match}
+    sizes = usual | stated
+    if width := cells.whole("head_dim"):
+        rotary = sizes["qk_rope_head_dim"]
+        # some state the width of queries whole, with its rotary part
+        whole = width == sizes["v_head_dim"] + rotary
+        stated.setdefault("qk_nope_head_dim", width - rotary if whole else width)
+    if "kv_lora_rank" in stated:
+        stated.setdefault("q_lora_rank", 0)  # queries that nobody speaks of come from one product
+    assumed += [Assumed(size, str(usual[size]), why) for size in usual if size not in stated]
+    return usual | stated
+
+
+def _window(text: str, assumed: list[Assumed]) -> dict[str, Any]:
+    """The window, and how often a layer attends to all before it, where words say so."""
+    parts = table("training")["attention_parts"]
+    found = re.search(parts["window"], text, re.IGNORECASE)
+    if found is None:
+        why = "every token attends to all before it: the window is not stated"
+        assumed.append(Assumed("window", "", why))
+        return {}
+    window = {"attention": "sliding", "window": int(found[1] or found[2])}
+    for entry in parts["full_every"]:
+        if match := re.search(entry["pattern"], text, re.IGNORECASE):
+            return window | {"full_every": entry.get("value") or _every(*match.groups())}
+    return window
+
+
+def _every(windowed: str, of: str | None = None) -> int:
+    """Layers among which one attends to all: of ``5 local : 1 global`` six, of ``3 of 4 layers`` four."""
+    if of is None:
+        return int(windowed) + 1
+    full = int(of) - int(windowed)
+    return int(of) // max(1, full if int(windowed) > 1 else 1)
