@@ -96,7 +96,7 @@ class AttentionModel:
     ) -> None:
         measured = accelerator.calibration
         groups = calibrated_groups("kernels", measured)
-        name, family = accelerator.name, accelerator.family
+        name, family = accelerator.kind, accelerator.family
         group = choose_group("kernels", f"attention_{kernel}", name, family, measured)
         if "as" in group.words:
             group = choose_group("kernels", group.words["as"][0], name, family, measured)

@@ -77,7 +77,7 @@ class CollectiveModel:
             alike = (loaded, self.library.name)
             self._known = [_answers(part, *alike) for part in (cluster.inside, cluster)]
         if curves is not None:
-            curves.check_made_for(self.library.name, cluster.accelerator.name)
+            curves.check_made_for(self.library.name, cluster.accelerator.kind)
 
     def seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
         """Time of one collective, never below `floor`. `kind`: one of `COLLECTIVES`. `size_bytes`:

@@ -66,11 +66,11 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
     """
     own = any(
         name.startswith(framework + ".")
-        and (group.matches(chip.name) or chip.family in group.families)
+        and (group.matches(chip.kind) or chip.family in group.families)
         for name, group in constant_groups(_STEM).items()
     )
     prefix = framework if own else _OTHERS
-    group = choose_group(_STEM, prefix, chip.name, chip.family, chip.calibration)
+    group = choose_group(_STEM, prefix, chip.kind, chip.family, chip.calibration)
     return Interference(
         held={
             axis: min(1.0, group.value(f"units_{axis}") / chip.compute_units) for axis in AXIS_NAMES
@@ -87,7 +87,7 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
 
 def straggling_constants(chip: Accelerator) -> dict[str, Constant]:
     """``per_doubling`` and ``beyond`` of an accelerator, or measured ``straggling.wait.LEAF``."""
-    return dict(choose_group("straggling", "wait", chip.name, chip.family, chip.calibration))
+    return dict(choose_group("straggling", "wait", chip.kind, chip.family, chip.calibration))
 
 
 def straggling_seconds(

@@ -148,10 +148,10 @@ class KernelModel:
             use=self._use,
         )
         waves = self._rules.get(f"waves.{accelerator.family}")
-        self._waves = waves if waves and waves.matches(accelerator.name) else None
+        self._waves = waves if waves and waves.matches(accelerator.kind) else None
         self._casting = casting(precision, accelerator, self._use)
         self._tiles = choose_group(
-            "kernels", "occupancy", accelerator.name, accelerator.family, measured
+            "kernels", "occupancy", accelerator.kind, accelerator.family, measured
         )
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
@@ -272,7 +272,7 @@ class KernelModel:
 
     def _gemm_constants(self, precision: str) -> GemmConstants:
         chip = self.accelerator
-        group = choose_group("kernels", "gemm", chip.name, chip.family, chip.calibration)
+        group = choose_group("kernels", "gemm", chip.kind, chip.family, chip.calibration)
         shape = {leaf: self._use(group, leaf) for leaf in ("memory_fraction", "launch", "knee")}
         fraction = self._compute_fraction(group, precision)
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
@@ -311,7 +311,7 @@ class KernelModel:
     def _power_level(self, group: ConstantGroup) -> float:
         """Share of the usual sustained rate that a board's limit, a cap and a clock lock leave."""
         chip = self.accelerator
-        if group.matches(chip.name) and board_power(chip) < group.value("tdp_below"):
+        if group.matches(chip.kind) and board_power(chip) < group.value("tdp_below"):
             self._use(group, "tdp_below")
             return self._use(group, "level") * self._board.rate(Load.PRODUCTS)
         return self._board.rate(Load.PRODUCTS)

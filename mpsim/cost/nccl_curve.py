@@ -169,7 +169,7 @@ class DomainCurve:
         return self.use(self.constants, f"{what}_{curve}_{label}")
 
     def _device(self, leaf: str) -> float:
-        group = _device_group(self.cluster.accelerator.name)
+        group = _device_group(self.cluster.accelerator.kind)
         return self.use(group, leaf) if group else 1.0
 
     def _lacks_switch(self) -> bool:

@@ -115,7 +115,7 @@ class Board:
         self.chip = chip
         self._use = use or (lambda group, leaf: group.value(leaf))
         self._limit = board_power(chip)
-        self._group = choose_group("kernels", "power_curve", chip.name, chip.family)
+        self._group = choose_group("kernels", "power_curve", chip.kind, chip.family)
         self._draws = constant_groups("kernels")["power_draw"]
         self.curve = PowerCurve(*(self._group.value(leaf) for leaf in _CURVE))
         self._cap = max(chip.tdp_w, self.least_w) / self._limit

@@ -74,7 +74,7 @@ def casting(
         return None
     narrow = "nvfp4" if precision == "fp4" else precision
     group = constant_groups("kernels")[f"quantise.{narrow}"]
-    copies = choose_group("kernels", "transpose", accelerator.name, accelerator.family)
+    copies = choose_group("kernels", "transpose", accelerator.kind, accelerator.family)
     late = use(group, "late_passes") if "late_passes" in group else 0.0
     return Casting(
         element_bytes=use(group, "element_bytes"),
@@ -105,7 +105,7 @@ def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) 
         raise HardwareError(f"launch {kind!r}: {nearest(kind, kinds)}")
     if kind != "graph":
         return constant_groups("kernels")["launch_host"].value(kind)
-    name, family = (accelerator.name, accelerator.family) if accelerator else ("*", "*")
+    name, family = (accelerator.kind, accelerator.family) if accelerator else ("*", "*")
     return choose_group("kernels", "launch_graph", name, family).value("graph")
 
 

@@ -117,6 +117,12 @@ class Accelerator(Sourced):
         if not self.peak_flops:
             raise HardwareError(say("hardware.no_peak", name=self.name))
 
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog; of a machine file, that of its datasheet."""
+        measured = self.calibration
+        return str((measured and measured.document.get("datasheet")) or self.name)
+
     def _check_clocks(self) -> None:
         boost, locked = self.boost_clock_hz, self.clock_hz
         given = {"boost_clock_hz": boost, "clock_hz": locked}

@@ -66,7 +66,7 @@ def host_of(cluster: Cluster) -> Host:
     >>> host_of(system("dgx-a100-80gb", nodes=1)).name
     'pcie4'
     """
-    name, hosts = cluster.accelerator.name, _hosts()
+    name, hosts = cluster.accelerator.kind, _hosts()
     return next((host for host in hosts.values() if name in host.accelerators), hosts[_GENERIC])
 
 

@@ -52,9 +52,9 @@ def accelerator(name: str) -> Accelerator:
 @remembered(16)  # few, as chips of one name are told apart one by one
 def board_power(chip: Accelerator) -> float:
     """Power limit of a board [W]: the catalog's where somebody lowered that of `chip`."""
-    if chip.name not in accelerator_names():
+    if chip.kind not in accelerator_names():
         return chip.tdp_w
-    return max(chip.tdp_w, accelerator(chip.name).tdp_w)
+    return max(chip.tdp_w, accelerator(chip.kind).tdp_w)
 
 
 @remembered(1024)

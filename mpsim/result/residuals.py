@@ -339,7 +339,7 @@ def chosen_of(setting: Setting) -> dict[str, str]:
 
 def chip_names(chip: Accelerator) -> tuple[str, str]:
     """An accelerator and its generation, as labels of a setting."""
-    return chip.name, chip.family
+    return chip.kind, chip.family
 
 
 def format_names(precision: str) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def _values(
         return found
     table = table_of(name)
     if preset in table["same_defaults"] and (chip := _chip(data, pool.get("accelerator"))):
-        memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.name) is None)
+        memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.kind) is None)
         for row in table["keys"]:
             value = row.get("default")
             if isinstance(value, list):

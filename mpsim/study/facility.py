@@ -114,11 +114,11 @@ def rate_of(
         if offer != "on-demand" and not beside:
             beside = f"--prices counts, not --offer {offer}; leave one of them out"
         return Rate(value, value, value, "file", "your prices", beside)
-    known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.name, ())
+    known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.kind, ())
     offers = [entry for entry in known if entry["offer"] == offer]
     listed = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
     if own is not None and (not offers or offer == "on-demand"):
-        lacks = f"no {offer} offer of {chip.name} is known: " if offer != "on-demand" else ""
+        lacks = f"no {offer} offer of {chip.kind} is known: " if offer != "on-demand" else ""
         if stated is not None:
             beside = f"{lacks}cluster.price_per_hour counts" if lacks else ""
             return Rate(own, own, own, "scenario", "cluster.price_per_hour", beside)

@@ -70,7 +70,7 @@ class FittedLibrary:
         self.cluster = cluster
         self._use = ledger.use
         link, nic = cluster.node.scale_up, cluster.node.nic
-        label = f"{link.name}@{cluster.accelerator.name}"
+        label = f"{link.like or link.name}@{cluster.accelerator.kind}"
         self.inside = choose_group("collectives", "inside", label, link.shape.value)
         groups = constant_groups("collectives")
         quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)

@@ -110,7 +110,7 @@ def check_narrow_base(scenario: Written) -> Iterator[Problem]:
         yield mistake("fp8_base", scenario)
     if base in ("bf16", "fp8"):
         return
-    chips = (cluster.accelerator.name for cluster in scenario.clusters)
+    chips = (cluster.accelerator.kind for cluster in scenario.clusters)
     if without := [chip for chip in chips if chip.startswith(_NF4_FAMILIES_WITHOUT)]:
         yield mistake("base_kernels", scenario, base=base, chip=without[0])
     if scenario.transformer.moe is not None:

@@ -7,7 +7,9 @@ import pickle
 import pytest
 import yaml
 
+from mpsim.calibrate.machine import link_entry, sheet_entry
 from mpsim.errors import HardwareError, ScenarioError
+from mpsim.hardware import accelerator, link
 from mpsim.hardware.machine import read_machine
 from mpsim.result import Result
 from mpsim.scenario import Scenario, load
@@ -162,3 +164,24 @@ def test_a_missing_machine_file_is_a_mistake_of_the_scenario(tmp_path):
     (tmp_path / "machine.yaml").unlink()
     with pytest.raises(ScenarioError, match="mpsim calibrate"):
         load(path)
+
+
+@pytest.mark.parametrize("chip", ["a100-sxm-80", "l40s", "gb200"])
+def test_a_machine_is_its_datasheets_where_nothing_was_measured(tmp_path, chip):
+    """Links, hosts, collectives and intervals of the chip that it names count for a machine file without constants."""
+    sheet, joined = accelerator(chip), link(accelerator(chip).scale_up)
+    figures = sheet_entry(sheet), link_entry(joined, None, "2026-11-29")
+    parts = dict(zip(("accelerator", "scale_up"), figures, strict=True))
+    own = {**MACHINE, **parts, "datasheet": chip, "accelerators_per_node": 4, "library": "nccl"}
+    for part in ("framework", "constants", "kernel_curves"):
+        del own[part]
+    model = {"preset": "llama2-7b", "layers": 2}
+    cluster = {"accelerator": chip, "accelerators_per_node": 4, "nodes": 1}
+    step = {"global_batch": 8, "sequence_length": 2048}
+    split = {"dp": 2, "tp": 2, "zero": 1, "offload": "optimizer"}
+    run = {"schema": 1, "model": model, "cluster": cluster, "parallelism": split, "training": step}
+    known = simulate(load(write(tmp_path, own, run))).summary
+    file = write(tmp_path, own, {**run, "cluster": {**cluster, "accelerator": "./machine.yaml"}})
+    measured = simulate(load(file)).summary
+    for figure in ("breakdown_s", "interval", "energy_j_per_step", "peak_memory_bytes"):
+        assert measured[figure] == known[figure]

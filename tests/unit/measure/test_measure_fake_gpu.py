@@ -251,7 +251,12 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     assert (eager.kernels.attention_kernel, fused.kernels.attention_kernel) == ("flash2", "cudnn")
     launch = step_of(one, machine, launch=4e-6).build().software.host.launch_cost
     assert launch == pytest.approx(8e-6), "of an operator, twice an addition's"
-    chip = dataclasses.replace(machine.accelerator, name="gb200")
+    measured = machine.accelerator.calibration
+    assert measured is not None
+    beside = {**measured.document, "datasheet": "gb200"}
+    chip = dataclasses.replace(
+        machine.accelerator, calibration=dataclasses.replace(measured, document=beside)
+    )
     node = dataclasses.replace(machine.node, accelerator=chip)
     beside_grace = dataclasses.replace(machine, node=node)
     launch = step_of(one, beside_grace, launch=4e-6).build().software.host.launch_cost
