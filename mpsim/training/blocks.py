@@ -28,11 +28,11 @@ from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory.activations import offloaded
+from mpsim.training.memory.activations import kept_of
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
-from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split
+from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split, make_elementwise
 
 _DIVISIONS = 64  # ways to divide layers of which all stays ready
 _RECIPES = 512  # of each of them
@@ -120,7 +120,7 @@ class Blocks:
         """Blocks of an action of `stage`."""
         costs = self._costs.stage(stage.rank)
         again = self._plan.recompute if action in (Action.B, Action.I) else None
-        key = (action, self._plan.layout.content(stage), again, self._copies, costs.key)
+        key = (action, self._plan.layout.content(stage), again, *self._copies.values(), costs.key)
         if (row := self._rows.get(key)) is None:
             with costs.apart() as used:
                 blocks = tuple(self._row(stage, action, costs))
@@ -130,10 +130,14 @@ class Blocks:
         return row
 
     @functools.cached_property
-    def _copies(self) -> tuple[float, ...]:
-        """Time of copies of activations beside each kind of layer (`_copied`) [s]."""
+    def _copies(self) -> Mapping[str, tuple[float, float]]:
+        """For each kind of layer `_copied` [s], and bytes copied into its stack or out of it."""
+        stacks, sizes = 2.0 * self._plan.layout.framework.memory.stacks_kept, dict[str, float]()
         kinds = dict.fromkeys(self._plan.layout.model.layer_kinds)
-        return tuple(map(self._copied, kinds))
+        for kind in kinds if stacks else ():
+            kept = kept_of(self._plan, kind)
+            sizes[kind] = stacks * (kept.layer + kept.on_host)
+        return {kind: (self._copied(kind), sizes.get(kind, 0.0)) for kind in kinds}
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         layout = self._plan.layout
@@ -218,9 +222,9 @@ class Blocks:
         """
         is_layer = _is_layer(part)
         reruns = (again or self._plan.recompute.of_layer(0, 1)) if is_layer else NOTHING
-        copied = self._copied(part) if is_layer and action is not Action.W else 0.0
+        copies = self._copies[part] if is_layer and action is not Action.W else (0.0, 0.0)
         return self._recipes.get_or(
-            (part, action, reruns, copied), lambda: self._recipe_of(part, action, reruns, copied)
+            (part, action, reruns, copies), lambda: self._recipe_of(part, action, reruns, copies[0])
         )
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
@@ -256,7 +260,7 @@ class Blocks:
         return any(operator.split is Split.EXPERT for operator in self._expansions[part].forward)
 
     def _fused(self, ahead: str, behind: str, action: Action, costs: StageCosts) -> Template:
-        copied = self._copied(ahead) + self._copied(behind)
+        copied = self._copies[ahead][0] + self._copies[behind][0]
         again = self._plan.recompute.of_layer(0, 1)
 
         def make() -> _Recipe:
@@ -301,17 +305,19 @@ class Blocks:
             return 0.0
         layers = max(stage.layers for stage in layout.stages)
         share = min((recompute.offload_layers or layers) / layers, 1.0)
-        copied = offloaded(self._plan, part, recompute.of_layer(0, layers))
-        return share * copied / host_of(layout.cluster).link_bandwidth
+        return share * kept_of(self._plan, part).on_host / host_of(layout.cluster).link_bandwidth
 
     def _items(self, part: str, action: Action, again: Recompute) -> list[Item]:
-        """Kernels and collectives of one part in one action."""
+        """Kernels and collectives of one part in one action, copies into its stack or out of it."""
         expansion, sharding = self._expansions[part], self._plan.sharding
+        phase = Phase.FORWARD if action is Action.F else Phase.INPUT_GRADIENT
+        moved = self._copies[part][1] if _is_layer(part) and action is not Action.W else 0.0
+        copy = make_elementwise(Role.COPY, phase, moved=moved, name="stack copy")
+        copies = [Compute(copy)] if moved else []
         if action is Action.F:
-            items = block_forward(expansion, sharding)
-            return [*items, *self._reference(expansion)]
+            return [*block_forward(expansion, sharding), *copies, *self._reference(expansion)]
         parts = repeats(expansion, sharding, again) if _is_layer(part) else ()
-        return block_backward(expansion, sharding, again=parts, phases=_PHASES[action])
+        return [*copies, *block_backward(expansion, sharding, again=parts, phases=_PHASES[action])]
 
     def _reference(self, expansion: Expansion) -> list[Item]:
         """The forward of a part in the frozen reference model, without adapters, if any."""
@@ -333,10 +339,8 @@ class Blocks:
         host = self._plan.layout.framework.host
         if is_layer and host.layer_synchronizations:
             items = [*items, Synchronization(host.layer_synchronizations)]
-        collectives = host.collective_launch_cost * sum(
-            isinstance(item, Communication) for item in items
-        )
-        launches += self._expert_launch_seconds(items) + collectives
+        collectives = sum(isinstance(item, Communication) for item in items)
+        launches += self._expert_launch_seconds(items) + collectives * host.collective_launch_cost
         small = launch_seconds("graph", self._plan.layout.cluster.accelerator)
         return _Recipe(name, tuple(items), launches, small, Memo(_PRICES), Memo(_PRICES))
 
@@ -395,11 +399,8 @@ class Blocks:
         plan, host = self._plan, self._plan.layout.framework.host
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
-        forward = (
-            1.0 + plan.reference
-            if action is Action.F
-            else repeated * (action in (Action.B, Action.I))
-        )
+        again = repeated * (action is not Action.W)
+        forward = 1.0 + plan.reference if action is Action.F else again
         fused = plan.layout.framework.lowering.fused_softmax
         apart = fused and not plan.layout.lowering(plan.micro_batch).fused_softmax
         more = host.softmax_launches * apart

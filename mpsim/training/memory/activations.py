@@ -140,11 +140,10 @@ def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
     return [pieces.of(stage) for stage in plan.layout.stages]
 
 
-def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
-    """Bytes of a microbatch that a layer of this kind has on the host between its passes."""
-    if recompute.offload == "none":
-        return 0.0
-    return _layer(_expansions(plan)[kind], _sharding(plan), recompute).on_host
+def kept_of(plan: Plan, kind: str) -> Kept:
+    """What a layer of this kind keeps of a microbatch between its passes, if it runs again."""
+    layers = max(stage.layers for stage in plan.layout.stages)
+    return _layer(_expansions(plan)[kind], _sharding(plan), plan.recompute.of_layer(0, layers))
 
 
 def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
