@@ -26,6 +26,7 @@ from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded
 from mpsim.formats.registry import read
 from mpsim.formats.spans import Array, Dense, Span, Spans
+from mpsim.formats.words import DATA, table
 from mpsim.parallel.axes import AXES, EXPOSED, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
 from mpsim.program.rows import Rows
@@ -40,16 +41,7 @@ RECORDED: Final = Vocabulary(
 )
 """Words of a recorded step: those of a simulated one, and what recordings do not tell apart."""
 
-_PART = {
-    "forward": "forward",
-    "backward": "backward",
-    "input_gradient": "backward",
-    "weight_gradient": "weight_gradient",
-    "optimizer": "optimizer",
-    "compute": "compute",
-    "copy": "other",
-    "wait": "other",
-}
+_PART = table(DATA, "recordings")["parts"]
 _QUEUES = {"copy": Stream.COPY, "wait": Stream.HOST}
 _STREAM = {axis.name: axis.streams[0] for axis in AXES}
 _ENDINGS = (".json", ".json.gz", ".sqlite", ".pt.trace.json", ".trace.json.gz")

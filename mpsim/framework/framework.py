@@ -1,6 +1,5 @@
 """Framework: how a software stack runs the step, as far as time and memory depend on it."""
 
-import types
 import typing
 from collections.abc import Iterator, Mapping
 
@@ -10,6 +9,7 @@ from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework import behaviour
 from mpsim.memo import remembered
 from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, hints, markers, read
+from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
 
@@ -121,19 +121,7 @@ _FULL_PRECISION_BYTES = 4
 _SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
 ATTENTION_KERNELS = typing.get_args(behaviour.AttentionKernel)
-AREAS: Mapping[str, str] = types.MappingProxyType(
-    {
-        "lowering": "kernels of a layer",
-        "kernels": "their speed",
-        "tensor": "tensor and context parallelism",
-        "pipeline": "pipeline",
-        "data": "data parallelism",
-        "optimizer": "model states",
-        "memory": "lifetimes of tensors",
-        "host": "host",
-        "experts": "mixture of experts",
-    }
-)
+AREAS: Mapping[str, str] = read_shipped("mpsim.framework.data", "areas.yaml")
 """Groups of fields in words."""
 
 

@@ -28,7 +28,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.errors import nearest
 from mpsim.inputs import shown
-from mpsim.shipped import say
+from mpsim.shipped import read_shipped, say
 
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
@@ -40,38 +40,12 @@ DTYPES: Final = (
     *("float8_e5m2", "uint8"),
 )
 _TOKEN = re.compile(r"\d+[FBIW]\d+|gradients|optimizer")
-_ROW: Final = ("tokens", "features")
-_LAYER: Final = ("hidden", "heads", "ffn_hidden", "sequence", "micro_batch")
-SIZES: Final[Mapping[str, tuple[str, ...]]] = {
-    "gemm": ("m", "n", "k"),
-    "attention": ("batch", "heads", "sequence", "head_dim"),
-    **dict.fromkeys(("layer_norm", "rms_norm", "gelu", "silu_mul", "add", "dropout"), _ROW),
-    "softmax": _ROW,
-    "embedding": ("tokens", "vocabulary", "features"),
-    "cross_entropy": ("tokens", "vocabulary"),
-    "adam": ("parameters",),
-    "copy": ("bytes",),
-    **dict.fromkeys(("transformer_layer", "tensor_parallel_layer"), _LAYER),
-    "train_step": ("layers", *_LAYER, "vocab"),
-}
+_KERNELS = read_shipped("mpsim.measured.data", "kernels.yaml")
+SIZES: Final[Mapping[str, Sequence[str]]] = _KERNELS["sizes"]
 """Sizes that a case cannot do without, by its op."""
-PRECISIONS: Final[Mapping[str, str]] = {
-    "float64": "fp64",
-    "float32": "fp32",
-    "tf32": "tf32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8_e4m3fn": "fp8",
-}
+PRECISIONS: Final[Mapping[str, str]] = _KERNELS["precisions"]
 """torch's names of number formats, and ours."""
-ELEMENT_BYTES: Final[Mapping[str, float]] = {
-    "fp64": 8.0,
-    "fp32": 4.0,
-    "tf32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-}
+ELEMENT_BYTES: Final[Mapping[str, float]] = _KERNELS["element_bytes"]
 _QUARTILE = 25
 NOISY_ABOVE: Final = 0.15  # spread of samples above which errors cannot be told from noise
 BUSY_ABOVE: Final = 0.1

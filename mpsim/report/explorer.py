@@ -22,6 +22,7 @@ from mpsim.report.markup import article, contents, page
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule, schedule_names
+from mpsim.shipped import read_shipped
 from mpsim.simulate import simulate
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import model_names
@@ -35,12 +36,7 @@ _CHUNKS = (1, 2, 3, 4, 5, 6, 8)
 _RECOMPUTE = ("none", "selective", "full")
 _MOST_NODES = 65_536
 _TABS = 64
-_LABELS = {
-    "model.preset": "model",
-    "cluster.preset": "system",
-    "schedule.name": "schedule",
-    "framework.preset": "framework",
-}
+_LABELS = read_shipped("mpsim.report.data", "page.yaml")["labels"]
 """Words for settings that their section alone names; others have the words of their key."""
 
 

@@ -25,7 +25,7 @@ from mpsim.report.blocks import at, chart_of
 from mpsim.report.lanes import unpacked
 from mpsim.report.pen import lanes_svg, legend, svg
 from mpsim.result.words import Figures
-from mpsim.shipped import say
+from mpsim.shipped import read_shipped, say
 from mpsim.units import Dimension, format_quantity, percent
 
 Plain: TypeAlias = Mapping[str, Any]
@@ -247,13 +247,7 @@ def _thinned(count: int, *, whole: bool) -> list[int]:
     return [i for i in range(count) if i % step == 0 or i == count - 1]
 
 
-_TOOLS = (
-    ("+", "zoom in"),
-    ("−", "zoom out"),
-    ("◀", "earlier"),
-    ("▶", "later"),
-    ("all", "show the whole step"),
-)
+_TOOLS = read_shipped("mpsim.report.data", "page.yaml")["tools"]
 
 
 def _timeline(block: Plain, place: str) -> str:

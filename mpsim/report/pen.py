@@ -31,6 +31,7 @@ from mpsim.plot.chart import (
     readable,
     thin,
 )
+from mpsim.shipped import read_shipped
 
 WIDTH = 960  # units from left to right
 
@@ -42,16 +43,7 @@ _ROWS = 32  # names beside a chart
 _LEVELS = 24  # shades of a heat map
 _DASHES: Mapping[str, str] = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
 _CYCLE = ("-", "--", ":", "-.")
-_SHAPES: Mapping[str, str] = {
-    "o": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
-    "s": "M-.9-.9h1.8v1.8h-1.8z",
-    "D": "M0-1.2 1.2 0 0 1.2-1.2 0z",
-    "^": "M0-1.1 1.1.9h-2.2z",
-    "v": "M0 1.1 1.1-.9h-2.2z",
-    "P": "M-.35-1h.7v.65h.65v.7h-.65v.65h-.7v-.65h-.65v-.7h.65z",
-    "X": "M-1-.6-.6-1 0-.4.6-1 1-.6.4 0 1 .6.6 1 0 .4-.6 1-1 .6-.4 0z",
-    "*": "M0-1.2.35-.4 1.2-.35.55.2.75 1 0 .55-.75 1-.55.2-1.2-.35-.35-.4z",
-}
+_SHAPES: Mapping[str, str] = read_shipped("mpsim.report.data", "page.yaml")["marks"]
 _LANE_COLUMNS = 480  # of a timeline without a script
 
 

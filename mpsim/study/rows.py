@@ -13,6 +13,7 @@ from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.result.words import odds_words
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import read_shipped
 from mpsim.study.figures import worded
 from mpsim.study.journal import Journal
 from mpsim.study.ties import tie
@@ -20,22 +21,11 @@ from mpsim.table import plural
 from mpsim.units import percent
 
 _AT_METER = "meter_energy_j_per_token"
-COLUMNS = tuple(
-    "accelerators step_time_s tokens_per_s tokens_per_s_per_accelerator mfu hfu"
-    " tensor_utilisation bubble_fraction peak_memory_bytes fits_memory energy_j_per_step"
-    " energy_j_per_token accelerator_power_w meter_energy_j_per_token cost_per_step engine".split()
+COLUMNS, SERVICE_COLUMNS = (
+    tuple(read_shipped("mpsim.study.data", "figures.yaml")[name])
+    for name in ("columns", "service_columns")
 )
-"""What a table of results shows of each summary of a training step."""
-
-
-SERVICE_COLUMNS = (
-    *("accelerators", "output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
-    *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
-    *("ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "itl_s.p99", "e2e_s.mean"),
-    *("preemptions", "prefix_hit_share", "cache_use.mean", "utilisation"),
-    *("energy_j_per_output_token", "cost_per_million_output_tokens", "engine"),
-)
-"""The same of a service; after a dot a figure of a latency."""
+"""What a table of results shows of each summary, of a training step and of a service."""
 
 
 @structs.dataclass(frozen=True, slots=True, repr=False)

@@ -25,6 +25,7 @@ from mpsim.scenario.layers import ground, lay_values
 from mpsim.serving import ServiceResult, make_service
 from mpsim.serving.confidence import setting_of as setting_of_service
 from mpsim.serving.result import ServedPoint
+from mpsim.shipped import read_shipped
 from mpsim.simulate import simulate
 from mpsim.study.rows import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
 from mpsim.training.intervals import residuals_of, told
@@ -82,27 +83,9 @@ class Figure:
         return value
 
 
-def _rate(place: str) -> Figure:
-    return Figure("training", _TOKENS, place)
-
-
-FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
-    {
-        "step_time": Figure("training", "s", "step_time_s"),
-        "tokens_per_s": _rate("tokens_per_s"),
-        "tokens_per_s_per_accelerator": _rate("tokens_per_s_per_accelerator"),
-        "mfu": Figure("training", "1", "mfu"),
-        "memory": Figure("memory", "B", "peak_memory_bytes"),
-        "ttft": Figure("inference", "s", "ttft_s.mean", "ttft", "ttft"),
-        "tpot": Figure("inference", "s", "tpot_s.mean", "tpot", "tpot"),
-        "e2e": Figure("inference", "s", "e2e_s.mean", "e2e", "e2e"),
-        "output_tokens_per_s": Figure(
-            "inference", _TOKENS, "output_tokens_per_s", "throughput", "throughput"
-        ),
-        "ttft_p99": Figure("inference", "s", "ttft_s.p99", "ttft", "ttft_p99"),
-        "tpot_p99": Figure("inference", "s", "tpot_s.p99", "tpot", "tpot_p99"),
-    }
-)
+FIGURES: Final[Mapping[str, Figure]] = {
+    name: Figure(*row) for name, row in read_shipped("mpsim.validate.data", "figures.yaml").items()
+}
 """Measured columns by name. The first of a training step's own (time, rates, MFU) that a row fills
 is scored: the others say the same in other units."""
 _ALSO: Final[Mapping[str, str]] = MappingProxyType(

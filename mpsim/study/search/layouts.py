@@ -31,16 +31,7 @@ _DEGREES = (*_MESH, *(axis.name for axis in MESH_AXES if not axis.multiplies))
 
 AXES: Final[Mapping[str, str]] = {
     **{axis: f"parallelism.{axis}" for axis in _DEGREES},
-    "order": "parallelism.order",
-    "schedule": "schedule.name",
-    "virtual_stages": "schedule.virtual_stages",
-    "layers_per_stage": "parallelism.layers_per_stage",
-    "micro_batch": "training.micro_batch",
-    "sequence_parallel": "parallelism.sequence_parallel",
-    "zero": "parallelism.zero",
-    "offload": "parallelism.offload",
-    "recompute": "training.recompute",
-    "modules": "training.recompute_modules",
+    **read_shipped("mpsim.study.data", "search.yaml")["keys"],
 }
 """What a search varies: name of each axis, and its key in a scenario."""
 

@@ -19,7 +19,7 @@ from mpsim.serving.planning import engine_of, make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
-from mpsim.shipped import say
+from mpsim.shipped import read_shipped, say
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
 from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes, variants
@@ -43,14 +43,7 @@ from mpsim.study.search.service_outcome import (
     score_of,
 )
 
-AXES: Final[Mapping[str, str]] = {
-    "tp": "parallelism.tp",
-    "pp": "parallelism.pp",
-    "ep": "parallelism.ep",
-    "attention_dp": "serving.attention_dp",
-    "replicas": "serving.replicas",
-    "max_tokens": "serving.engine.max_tokens",
-}
+AXES: Final[Mapping[str, str]] = read_shipped("mpsim.study.data", "search.yaml")["service_keys"]
 """What a search of services varies by itself: name of each axis, and its key in a scenario."""
 _SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
 

@@ -14,18 +14,12 @@ from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.framework import SelectiveRecompute, framework_line
 from mpsim.scenario import Scenario
 from mpsim.scenario.checks.memory import legal_modules
+from mpsim.shipped import read_shipped
 from mpsim.study.search.found import Found
 from mpsim.study.search.given import defaults
 from mpsim.study.search.layouts import AXES, Layouts
 
-FURTHER: Final[Mapping[str, str]] = {
-    "order": "parallelism.order",
-    "recompute-modules": "training.recompute_modules",
-    "offload": "parallelism.offload",
-    "schedules": "schedule.name",
-    "placement": "cluster.placement",
-    "expert-overlap": "framework.expert_overlap",
-}
+FURTHER: Final[Mapping[str, str]] = read_shipped("mpsim.study.data", "search.yaml")["further_keys"]
 """Words, and the key that each adds to a search, with the values of ``search.yaml``."""
 _ALL = "all"
 
