@@ -18,7 +18,12 @@ from mpsim.explain.account import account
 from mpsim.explain.causes import Cause, causes_of
 from mpsim.explain.watch import Watch
 from mpsim.formats.imported import Recorded
-from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_step
+from mpsim.formats.recorded_step import (
+    RecordedStep,
+    median_step,
+    read_recordings,
+    recorded_step,
+)
 from mpsim.formats.spans import Spans
 from mpsim.formats.training_log import read_log
 from mpsim.result import Result
@@ -150,12 +155,7 @@ def explain(
 def _shown(ranks: Sequence[Spans], mark: str) -> Floats:
     """When any rank had a mark in the step of median length, from its begin [n, 2]."""
     found = [np.zeros((0, 2))]
-    lengths = [
-        max(end - start for start, end in steps)
-        for steps in zip(*(spans.steps for spans in ranks), strict=False)
-    ]
-    if lengths:
-        step = lengths.index(statistics.median_high(lengths))
+    if (step := median_step(ranks)) is not None:
         for spans in ranks:
             start, end = spans.steps[step]
             _, since, until = Cover(*spans.marks.get(mark, found[0]).T).cut(

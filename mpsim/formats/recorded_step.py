@@ -92,13 +92,11 @@ def read_recordings(path: Path) -> list[Recorded]:
     return recordings
 
 
-def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) -> RecordedStep:
-    """Lay the ranks of a recording on one clock and take one of its steps.
+def recorded_step(recordings: Sequence[Recorded]) -> RecordedStep:
+    """Lay the ranks of a recording on one clock and take its step of median length.
 
-    `recordings`: read with their spans, of one tool; a file may hold several devices. `step`: which
-    of the marked steps, from 0; by default that of median length. Where none is marked, everything
-    is one step. FormatError if nothing was recorded, two files are of one rank, or there is no such
-    step.
+    `recordings`: read with their spans, of one tool; a file may hold several devices. Where no step
+    is marked, everything is one. FormatError if nothing was recorded, or two files are of one rank.
     """
     ranks = [spans for recorded in recordings for spans in recorded.spans]
     if not ranks or not any(spans.spans or spans.dense for spans in ranks):
@@ -110,12 +108,14 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     ranks.sort(key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))
     offsets = clock_offsets(ranks)
     steps = min(len(spans.steps) for spans in ranks)
-    chosen = _step(ranks, steps, step)
+    chosen = median_step(ranks)
     # whole nanoseconds between the bases first: each alone is not exact as a float
     base = min(spans.base_ns for spans in ranks)
     cuts = [
         _Cut.of(
-            spans, spans.steps[chosen] if steps else None, (spans.base_ns - base) * 1e-9 - offset
+            spans,
+            None if chosen is None else spans.steps[chosen],
+            (spans.base_ns - base) * 1e-9 - offset,
         )
         for spans, offset in zip(ranks, offsets, strict=True)
     ]
@@ -151,16 +151,13 @@ class _Cut(NamedTuple):
         return cls(rank.name, spans, dense, shift, begin + shift)
 
 
-def _step(ranks: Sequence[Spans], steps: int, step: int | None) -> int:
-    if step is not None and not 0 <= step < max(1, steps):
-        raise FormatError(f"step {step}: {steps} steps are marked in every rank, numbered from 0")
-    if step is not None or not steps:
-        return step or 0
+def median_step(ranks: Sequence[Spans]) -> int | None:
+    """Number of the step of median length; None where not every rank has one marked."""
     lengths = [
-        max(spans.steps[number][1] - spans.steps[number][0] for spans in ranks)
-        for number in range(steps)
+        max(end - start for start, end in steps)
+        for steps in zip(*(spans.steps for spans in ranks), strict=False)
     ]
-    return lengths.index(statistics.median_high(lengths))
+    return lengths.index(statistics.median_high(lengths)) if lengths else None
 
 
 def clock_offsets(ranks: Sequence[Spans]) -> list[float]:

@@ -222,7 +222,7 @@ def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem
     return [
         Problem(
             f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())} (for one that is"
-            " not listed, give a near preset and its own figures beside it)",
+            " not listed, give a near preset and its own values beside it)",
             key=key,
         )
         for key, part, names, kind in parts

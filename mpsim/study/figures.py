@@ -14,7 +14,7 @@ _USUAL: Final = 4  # digits of a figure; counts have another
 
 def _figures(job: str) -> dict[str, tuple[str, str | Dimension]]:
     """Words and kind of what is compared of a job, by the name of the figure."""
-    rows = read_shipped("mpsim.study.data", "figures.yaml")[job].items()
+    rows = read_shipped("mpsim.study.data", "columns.yaml")[job].items()
     own = (_SHARE, _COUNT, _PRICE)
     return {name: (words, kind if kind in own else Dimension(kind)) for name, (words, kind) in rows}
 

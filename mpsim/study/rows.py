@@ -22,7 +22,7 @@ from mpsim.units import percent
 
 _AT_METER = "meter_energy_j_per_token"
 COLUMNS, SERVICE_COLUMNS = (
-    tuple(read_shipped("mpsim.study.data", "figures.yaml")[name])
+    tuple(read_shipped("mpsim.study.data", "columns.yaml")[name])
     for name in ("columns", "service_columns")
 )
 """What a table of results shows of each summary, of a training step and of a service."""

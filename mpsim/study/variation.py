@@ -103,9 +103,9 @@ class VariedSteps(Shown):
             None if high is None else float(ordered[high]),
         )
 
-    def percentiles(self, percents: Sequence[float] = _PERCENTILES) -> tuple[Percentile, ...]:
+    def percentiles(self) -> tuple[Percentile, ...]:
         """Several percentiles."""
-        return tuple(self.percentile(percent) for percent in percents)
+        return tuple(self.percentile(percent) for percent in _PERCENTILES)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""

@@ -84,7 +84,7 @@ class Figure:
 
 
 FIGURES: Final[Mapping[str, Figure]] = {
-    name: Figure(*row) for name, row in read_shipped("mpsim.validate.data", "figures.yaml").items()
+    name: Figure(*row) for name, row in read_shipped("mpsim.validate.data", "measured.yaml").items()
 }
 """Measured columns by name. The first of a training step's own (time, rates, MFU) that a row fills
 is scored: the others say the same in other units."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from mpsim.cli.app import COMMANDS, GROUPS, application
 
@@ -58,12 +59,24 @@ def printed(file: Path) -> Iterator[str]:
             yield node.value
 
 
+def said(value: object) -> Iterator[str]:
+    """Texts of a file of words, without the figures in braces."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from said(part)
+    else:
+        yield re.sub(r"\{[^{}]*\}", "", str(value))
+
+
 def test_no_message_uses_a_word_of_ours():
     """Every text of the package that can be printed."""
+    sources = [(file, printed(file)) for file in (ROOT / "mpsim").rglob("*.py")]
+    words = (ROOT / "mpsim").glob("*/data/said.yaml")
+    sources += [(file, said(yaml.safe_load(file.read_text("utf-8")))) for file in words]
     texts = [
         (file.name, text)
-        for file in (ROOT / "mpsim").rglob("*.py")
-        for text in printed(file)
+        for file, printable in sources
+        for text in printable
         if any(word in text for word in OURS)
         or (FIGURE.search(DRAWN.sub("", text)) and text not in NAMED)
     ]

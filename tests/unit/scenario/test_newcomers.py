@@ -248,7 +248,7 @@ def test_an_accelerator_that_is_not_listed_is_a_near_one_with_figures_of_its_own
     cluster = {"accelerator": "RTX 2080 Ti", "nodes": 1}
     data = {"schema": 1, "model": "gpt2-small", "cluster": cluster}
     data["training"] = {"global_batch": 8, "sequence_length": 1024, "precision": "fp16"}
-    with pytest.raises(mpsim.ScenarioError, match="near preset and its own figures"):
+    with pytest.raises(mpsim.ScenarioError, match="near preset and its own values"):
         Scenario.from_mapping(data)
     steps = []
     for peak in ("54 TFLOP/s", "216 TFLOP/s"):
