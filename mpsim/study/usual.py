@@ -118,8 +118,11 @@ def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
     ladder: list[Mapping[str, Any]] = data["recompute"]
     kinds, sizes, divided, stages = ([Values()] for _ in range(4))
     if _AGAIN in opened:
-        start = [rung[_AGAIN] for rung in ladder].index(training.recompute)
-        kinds += map(dict, ladder[start + 1 : None if mesh.zero >= _SHARDED else -1])
+        known, own = [rung[_AGAIN] for rung in ladder], training.recompute
+        start = known.index(own if own in known else "selective")  # as a policy of kept values is
+        dropped = {} if own in known else {"training.recompute_keeps": None}
+        more = ladder[start + 1 : None if mesh.zero >= _SHARDED else -1]
+        kinds += ({**rung, **dropped} for rung in more)
     if _BATCH in opened:
         most = min(data["largest_micro_batch"], training.global_batch // max(1, scenario.dp))
         each = (size for size in range(1, most + 1) if most % size == 0)

@@ -99,3 +99,10 @@ def test_under_a_stated_number_of_stages_every_tensor_degree_is_tried() -> None:
     tried = Tried(lambda values: 1.5 / degree(values), lambda values: float(degree(values)))
     opened = {"parallelism.tp", "parallelism.sequence_parallel"}
     assert settled(asked(), opened, tried)["parallelism.tp"] == 2
+
+
+def test_a_policy_of_kept_values_that_does_not_fit_becomes_full_recomputation() -> None:
+    """A run that says per-op and cannot have had the memory for it: its list of values goes with it."""
+    scenario = asked(recompute="per-op", recompute_keeps=["query", "gate"])
+    chosen = settled(scenario, {"training.recompute"}, Tried(lambda v: 0.9 if v else 3.0, len))
+    assert chosen == {"training.recompute": "full", "training.recompute_keeps": None}
