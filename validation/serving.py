@@ -48,7 +48,7 @@ Latencies are means unless named p99. Written by `python validation/serving.py`.
 LEFT_OUT = """Errors of a sample of rows (of static batches and offline runs complete ones), as predicted and with every constant that rows of one family, engine, model or chip shaped refitted on the others by factors of 0.5 to 2, or,
 where no other shaped it, as literature, kernel tables or a sibling have it (`validation/serving_left_out.yaml`): each left out in turn, then all together. The bar is 1.5 times.
 """
-PAGE_ROWS = 4  # of each engine, model and chip in the tables of the page
+PAGE_ROWS = 8  # of each engine, model and chip in the tables of the page
 REFIT_ROWS = 16  # that a refit looks at
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
 COLUMNS = ("family", "engine", "model", "accelerator")
@@ -160,7 +160,8 @@ def sampled(most: int) -> list[Sampled]:
                 groups[row["engine"], row["model"], row["accelerator"]].append(key)
         for members in groups.values():
             step = max(1.0, len(members) / most)
-            chosen = [members[int(at * step)] for at in range(min(most, len(members)))]
+            # the middle of each part: sweeps begin anew with the fewest users, every so many rows
+            chosen = [members[int((at + 0.5) * step)] for at in range(min(most, len(members)))]
             for key in chosen:
                 with contextlib.suppress(MpsimError, ArithmeticError, ValueError):
                     point = served_point(by_id[key])

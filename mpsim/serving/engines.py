@@ -79,8 +79,6 @@ class EnginePreset:
     padded_families: tuple[str, ...] = ()  # of accelerators where it does; all without any
     padded_below: Whole = 0
     """Ranks that divide an expert, from which on another kernel runs that pads nothing; 0: none."""
-    cast_time: Seconds = 0.0
-    """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False
     """Whether half of a batch computes while the tokens of the other half travel to experts."""
     eplb: Flag = False  # whether experts are placed by their load, hot ones with copies

@@ -344,7 +344,7 @@ class ServicePlan:
         """Prices of the iterations of one instance."""
         cluster, rates, engine = self.cluster, self.rates, self.engine
         reductions = Reductions(cluster, self.tp, rates, engine)
-        products = Products(cluster, rates, engine.expert_kernel, engine.cast_time, self._padding)
+        products = Products(cluster, rates, engine.expert_kernel, self._padding)
         crosses = self.tp * self.pp > cluster.domain_size
         link = cluster.node.nic if crosses else cluster.node.scale_up
         exchanged = self.ep > 1 and self.attention_dp > 1

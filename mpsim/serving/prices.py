@@ -42,6 +42,8 @@ _GRID_STEP = 1.05
 _LARGEST = 300_000
 _NONE = np.zeros(1)
 _BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
+# norms that span ranks square, scale queries and scale keys around a sum of two numbers a token
+_SPANNING, _SQUARES = 3, 8.0  # kernels, B (MiniMaxText01RMSNormTP.forward_qk of vLLM and SGLang)
 
 
 @structs.dataclass(eq=False)
@@ -271,6 +273,7 @@ class IterationPrices:
             experts += routed.layers * products.expert_seconds(routed, tokens)
         kernels = engine.stream_kernels * self.rates.stream_latency
         streaming = work.layers * (kernels + self._streaming(tokens / work.attention_dp))
+        streaming += work.normed * self.rates.stream_latency * (_SPANNING if work.spans else 1)
         return {
             "linear": linear,
             "experts": experts,
@@ -291,9 +294,10 @@ class IterationPrices:
         each = self._gathered(tokens)
         if work.attention_dp == work.tp:
             return work.dense_layers * each
+        norms = work.normed * self.reductions.seconds(tokens * _SQUARES) if work.spans else 0.0
         if work.attention_dp > 1:
-            return (2 * work.layers - work.expert_layers) * each
-        return 2.0 * work.layers * each
+            return norms + (2 * work.layers - work.expert_layers) * each
+        return norms + 2.0 * work.layers * each
 
     def _exchanged(self, tokens: float) -> float:
         """Tokens sent to the ranks of their experts, or to all ranks, whichever is faster [s]."""
@@ -343,13 +347,12 @@ class Products:
         cluster: Cluster,
         rates: Rates,
         expert_kernel: str = "auto",
-        cast_time: float = 0.0,
         padding: int = 0,
         clocks: str = "sustained",
     ) -> None:
         self._rates, chip = rates, cluster.accelerator
         self._experts = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
-        self._cast_time, self._padding, self._clocks = cast_time, padding, clocks
+        self._padding, self._clocks = padding, clocks
         self._chip = structs.replace(chip, memory_bandwidth=rates.bandwidth)
         self._kernels: dict[str, KernelModel] = {}
 
@@ -364,8 +367,7 @@ class Products:
         if product.module is Module.SHARED_EXPERTS:
             # they run beside the routed ones, whose launches hide theirs
             return np.maximum(0.0, seconds - kernel.row_seconds(product, _NONE, _NONE))
-        seconds += self._cast(form, tokens * product.k)
-        return seconds + (self._cast_time if form.name == _BLOCKS else 0.0)
+        return seconds + self._cast(form, tokens * product.k)
 
     def expert_seconds(self, experts: ExpertWork, tokens: Floats) -> Floats:
         """Permute, grouped products and combine of one layer on the busiest rank [s]."""

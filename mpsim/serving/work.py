@@ -155,6 +155,8 @@ class RankWork:
     attention_dp: int
     dense_layers: int
     expert_layers: int
+    normed: int  # layers whose queries and keys are normed
+    spans: bool  # whether those norms span the heads of other ranks
     weight_bytes: float  # of one rank of the fullest stage [B]
     state: StateWork | None
     # elements of cache that a token takes on one rank of the fullest stage, windows apart
@@ -245,6 +247,8 @@ class RankWork:
             attention_dp=attention_dp,
             dense_layers=layers - expert_layers,
             expert_layers=expert_layers,
+            normed=sum(block.layers for block in attention) if model.qk_norm else 0,
+            spans=model.qk_norm and model.qk_norm_whole and attention_tp > 1,
             weight_bytes=own + (outer if pp == 1 else outer / 2),
             state=_state(model, stage, attention_tp),
             cache_elements=sum(block.layers * block.read_width for block in attention),

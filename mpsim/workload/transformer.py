@@ -87,6 +87,8 @@ class Transformer:
     """Rows of the table of learned positions, or buckets of relative ones."""
     qk_norm: bool = False
     """Whether every head's query and key are normed (Qwen 3)."""
+    qk_norm_whole: bool = False
+    """Whether these norms span all heads, and so all tensor parallel ranks (MiniMax-M2)."""
     post_norm: bool = False
     """Whether a norm also follows attention and MLP (Gemma)."""
     parallel_block: bool = False
@@ -415,8 +417,9 @@ def _mixer(model: Transformer, kind: LayerKind) -> Count:
 def _attention(model: Transformer) -> Count:
     """Projections of queries, keys, values, context; row GEMMs count the last one's bias."""
     matrices = model.hidden * (model.qkv_features + model.query_features)
-    head_norms = 2 * model.head_dim * _norm_tensors(model) if model.qk_norm else 0
-    return Count(matrices + (model.qkv_features if model.has_qkv_bias else 0), head_norms)
+    heads = model.heads + model.kv_heads if model.qk_norm_whole else 2
+    norms = heads * model.head_dim * _norm_tensors(model) if model.qk_norm else 0
+    return Count(matrices + (model.qkv_features if model.has_qkv_bias else 0), norms)
 
 
 def _latent(model: Transformer, mla: LatentAttention) -> Count:

@@ -265,6 +265,9 @@ def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
         assumed.append(Assumed("ffn_hidden", ffn, "four times the hidden width"))
     window = re.search(r"every second layer a window of (\d+)", attention)
     latent = attention.startswith("mla")
+    norms = _known(name).get("norms", ())
+    if norms:
+        assumed.append(Assumed("norms", ", ".join(norms), _known(name)["why"]))
     shape = dict(table(_TABLE)["latent"])
     if latent:
         assumed.append(Assumed("mla", "", shape.pop("why")))
@@ -287,25 +290,29 @@ def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
         attention="sliding" if window else "causal",
         window=int(window[1]) if window else 0,
         full_every=2 if window else 0,
+        qk_norm="qk_norm" in norms,
+        qk_norm_whole="qk_norm_whole" in norms,
     )
+
+
+def _known(name: str) -> Mapping[str, Any]:
+    """What the table says of a model; nothing of most."""
+    entries: Sequence[Mapping[str, Any]] = table(_TABLE)["models"]
+    return next((entry for entry in entries if re.fullmatch(entry["pattern"], name)), {})
 
 
 def _experts(cells: Cells, count: int, ffn: int, assumed: list[Assumed]) -> Experts:
     """Experts as the row and, where it is silent, the table of models have them."""
     name = cells.text("model")
     parts: dict[str, int] = {}
-    for entry in table(_TABLE)["models"]:
-        if not re.fullmatch(entry["pattern"], name):
+    for key in ("dense_layers", "shared_experts", "every"):
+        if key not in (entry := _known(name)) or cells.text(f"moe_{key}"):
             continue
-        for key in ("dense_layers", "shared_experts", "every"):
-            if key not in entry or cells.text(f"moe_{key}"):
-                continue
-            value = entry[key]
-            if isinstance(value, Mapping):
-                value = next(number for word, number in value.items() if word in name)
-            parts[key] = value
-            assumed.append(Assumed(f"moe_{key}", value, entry["why"]))
-        break
+        value = entry[key]
+        if isinstance(value, Mapping):
+            value = next(number for word, number in value.items() if word in name)
+        parts[key] = value
+        assumed.append(Assumed(f"moe_{key}", value, entry["why"]))
     for key in ("dense_layers", "shared_experts"):
         if (stated := cells.whole(f"moe_{key}")) is not None:
             parts[key] = stated

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpsim.hardware import build_cluster, host_of, system
-from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
@@ -211,3 +213,16 @@ def test_a_chunk_is_told_with_what_its_prompt_has_before_it() -> None:
         (text,) = _long_chunks(plan)
         sizes.append(int(text.split("max_tokens: ")[1].split()[0].replace(",", "")))
     assert sizes[1] < sizes[0]
+
+
+def test_norms_of_all_heads_wait_for_the_ranks_that_have_them() -> None:
+    """A kernel a layer where each head is normed; three and a sum of all ranks where one norm spans four of them."""
+    each, (layers, latency) = {}, (32, 3e-6)
+    for normed, spans, tp in itertools.product((False, True), (False, True), (1, 4)):
+        shape = dataclasses.replace(model("llama2-7b"), qk_norm=normed, qk_norm_whole=spans)
+        plan = dataclasses.replace(_plan(), model=shape, tp=tp)
+        each[normed, spans, tp] = float(plan.prices.seconds(Batch(8, 8000.0)))
+    for tp in (1, 4):
+        assert each[True, False, tp] - each[False, False, tp] == pytest.approx(layers * latency)
+    assert each[True, True, 1] == each[True, False, 1]
+    assert each[True, True, 4] - each[False, True, 4] > layers * 4 * latency
