@@ -19,10 +19,12 @@ from mpsim.hardware.lookup import (
     accelerator,
     accelerator_names,
     board_power,
+    borrowed_prices,
     build_cluster,
     is_machine_path,
     link,
     link_names,
+    rates_apart,
     shift_of,
     system,
     system_names,
@@ -32,7 +34,7 @@ from mpsim.hardware.lookup import (
 __all__ = ["GIVEN", "SCALED_FORMATS", "Accelerator", "Calibration", "Cluster", "Fabric"]
 __all__ += ["FabricKind", "Fitted", "Host", "Link", "LinkShape", "MeasuredCurve", "Node"]
 __all__ += ["Placement", "Routing", "accelerator", "accelerator_names", "board_power"]
-__all__ += ["build_cluster", "host_of", "is_machine_path", "link", "link_names"]
-__all__ += ["parse_accelerator", "parse_link", "recalled", "shift_of", "source_of", "system"]
-__all__ += ["system_names", "tiers_of", "torus_distance", "torus_shape", "unlikely_nics"]
-__all__ += ["with_overrides"]
+__all__ += ["borrowed_prices", "build_cluster", "host_of", "is_machine_path", "link"]
+__all__ += ["link_names", "parse_accelerator", "parse_link", "rates_apart", "recalled"]
+__all__ += ["shift_of", "source_of", "system", "system_names", "tiers_of", "torus_distance"]
+__all__ += ["torus_shape", "unlikely_nics", "with_overrides"]

@@ -4,22 +4,24 @@ Everything is read on first use and kept. An unknown name is a HardwareError wit
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mpsim import structs
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
-from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
+from mpsim.hardware.components import Accelerator, Link, LinkShape, Node, source_of
 from mpsim.hardware.entries import catalog_entry, parse_accelerator, parse_link, read_entry, section
 from mpsim.hardware.fabric import Fabric, FabricKind
 from mpsim.memo import remembered
 from mpsim.nouns import Number, Power, PriceRate, Whole
+from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity
 
 GENERIC_NIC = "generic-nic"
 GIVEN: Final = "given by the user"
 """Source of figures that are no catalog's."""
+_APART = 1.25  # times a rate of a chip, from which it is another: boards of one die differ by less
 
 
 def accelerator_names() -> tuple[str, ...]:
@@ -47,6 +49,32 @@ def accelerator(name: str) -> Accelerator:
     312.0
     """
     return parse_accelerator(name, catalog_entry("accelerators", name))
+
+
+def rates_apart(chip: Accelerator) -> dict[str, float]:
+    """Rates that make a chip another one than the catalog's of its name: times over that one's."""
+    if chip.kind not in accelerator_names():
+        return {}
+    known = accelerator(chip.kind)
+    times = {"memory_bandwidth": chip.memory_bandwidth / known.memory_bandwidth}
+    for name in chip.peak_flops.keys() & known.peak_flops.keys():
+        times[f"peak_flops.{name}"] = chip.peak_flops[name] / known.peak_flops[name]
+    return {name: each for name, each in sorted(times.items()) if not 1 / _APART < each < _APART}
+
+
+def borrowed_prices(chips: Iterable[Accelerator]) -> list[str]:
+    """A sentence for each chip that has the price of the catalog's of its name, but is another."""
+    return [
+        say(
+            "hardware.borrowed_price",
+            figure=next(iter(apart)),
+            times=next(iter(apart.values())),
+            chip=chip.kind,
+        )
+        for chip in dict.fromkeys(chips)
+        if chip.price_per_hour and source_of(chip, "price_per_hour") != GIVEN
+        if (apart := rates_apart(chip))
+    ]
 
 
 @remembered(16)  # few, as chips of one name are told apart one by one

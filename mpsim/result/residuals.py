@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from mpsim import structs
-from mpsim.hardware import SCALED_FORMATS, Accelerator
+from mpsim.hardware import SCALED_FORMATS, Accelerator, rates_apart
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
@@ -339,7 +339,8 @@ def chosen_of(setting: Setting) -> dict[str, str]:
 
 def chip_names(chip: Accelerator) -> tuple[str, str]:
     """An accelerator and its generation, as labels of a setting."""
-    return chip.kind, chip.family
+    # an accelerator with other rates is none that anybody measured
+    return f"{chip.kind}, changed" if rates_apart(chip) else chip.kind, chip.family
 
 
 def format_names(precision: str) -> tuple[str, str]:

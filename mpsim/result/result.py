@@ -13,7 +13,7 @@ from mpsim import accessors, archive, structs
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline
-from mpsim.hardware import Cluster, unlikely_nics
+from mpsim.hardware import Cluster, borrowed_prices, unlikely_nics
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
@@ -64,8 +64,8 @@ def told_of(scenario: Scenario) -> list[str]:
     strange = []
     if not scenario.serves:
         strange = [*homeless(scenario.framework.preset, chips), *unruly_split(scenario)]
-    told = [*unused(scenario), *unheld_caps(chips), *unlikely_nics(scenario.clusters)]
-    return [*told, *strange]
+    told = [*unused(scenario), *unheld_caps(chips), *borrowed_prices(chips)]
+    return [*told, *unlikely_nics(scenario.clusters), *strange]
 
 
 @structs.dataclass(frozen=True, eq=False, repr=False)

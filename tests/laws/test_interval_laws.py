@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpsim
 from mpsim.result.residuals import FIGURES, Setting, residuals
 
 figures = st.sampled_from(FIGURES)
@@ -54,3 +55,27 @@ def test_leaving_a_family_out_never_narrows(data: st.DataObject, figure: str) ->
     known, setting = residuals(figure), data.draw(settings(figure))
     family = data.draw(st.sampled_from(sorted({run.family for run in known.runs})))
     assert known.without(family).sigma(setting) >= known.sigma(setting) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("times", "is_another"), [(1.1, False), (0.9, False), (2.0, True)])
+def test_a_chip_of_other_rates_is_one_that_nobody_measured(times, is_another):
+    """Twice the memory rate under a known name has a wider interval than the chip of that name, and a price that is not its own; a tenth more has neither."""
+    data = {"preset": "h100-sxm", "memory_bandwidth": f"{3.35 * times} TB/s"}
+    scenario = mpsim.Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": {"preset": "llama2-7b", "layers": 2},
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "training": {"global_batch": 8, "sequence_length": 2048},
+        }
+    )
+    known, changed = (
+        mpsim.simulate(each).summary
+        for each in (scenario, scenario.with_values({"cluster.accelerator": data}))
+    )
+    widths = [s["interval"]["step_time_s"][1] / s["step_time_s"] for s in (known, changed)]
+    assert (widths[1] > widths[0] * 1.01) == is_another
+    told = [text for text in changed["warnings"] if "h100-sxm, whose price counts" in text]
+    assert bool(told) == is_another
+    own = {"cluster.accelerator": data, "cluster.price_per_hour": "9 USD/h"}
+    assert "price" not in str(mpsim.simulate(scenario.with_values(own)).summary["warnings"])
