@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpsim import structs
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
 from mpsim.errors import HardwareError
+from mpsim.hardware.calibrated import Calibration, Fitted
 from mpsim.hardware.lookup import accelerator
 from mpsim.workload import (
     Operator,
@@ -72,6 +74,25 @@ def test_cudnn_on_hopper_has_a_rate_of_each_pass(
             for phase, share in ((Phase.FORWARD, 1.0), (Phase.INPUT_GRADIENT, 2.5))
         ]
         assert rates == pytest.approx([forward * 1e12, backward * 1e12], rel=0.05)
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "gb200"])
+def test_a_measured_chart_takes_the_place_of_rates_by_pass(chip: str) -> None:
+    """A machine file whose cuDNN attention reaches 100 TFLOP/s of both passes on long sequences."""
+    values = {"peak": accelerator(chip).peak("bf16"), "chart_share": 1.0}
+    for mask in ("causal", "full"):
+        values |= {f"rate_{mask}_128": 100e12, f"half_{mask}_128": 0.0}
+    constants = {
+        f"kernels.attention_cudnn.{leaf}": Fitted(value, value, value, "1")
+        for leaf, value in values.items()
+    }
+    machine = Calibration("here", "a test", "2026-11", constants, (), (), "", {})
+    model = KernelModel(
+        structs.replace(accelerator(chip), calibration=machine), "bf16", attention_kernel="cudnn"
+    )
+    both = [attention(), attention(phase=Phase.INPUT_GRADIENT)]
+    flops = 3.5 * 4.0 * 4 * 16 * 4096**2 * 128 / 2
+    assert flops / model.seconds(both).sum() == pytest.approx(100e12, rel=0.01)
 
 
 def test_heads_of_unequal_width_run_slower_per_flop() -> None:
