@@ -71,8 +71,7 @@ def rates_of(cluster: Cluster) -> Rates:
     """Rates of a cluster's accelerator."""
     chip = cluster.accelerator
     groups: list[Figures] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
-    named = (group for group in groups if chip.kind in group.get("names", (chip.kind,)))
-    group = next(group for group in named if {chip.family, "*"} & {*group["families"]})
+    group = next(group for group in groups if {chip.family, "*"} & {*group["families"]})
     peaks = dict(chip.peak_flops)
     # chips from before bfloat16 work in the other format of 16 bits, at its rate
     if "fp16" in peaks:
