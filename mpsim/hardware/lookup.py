@@ -255,6 +255,7 @@ def with_overrides(
     -----
     Another number of accelerators a node moves the scale-up domain along where the domain was the
     node; fewer of them have their part of its NICs and of its power, unless the NICs are given.
+    Other boards, or a cap on them, change the power of a node by as much as their own limits do.
     Collectives that were measured are those of the wires they were measured on: other wires drop
     the calibration of the cluster.
 
@@ -277,9 +278,11 @@ def with_overrides(
     fabric = cluster.fabric
     chip = old.accelerator if accelerator is None else _accelerator(accelerator)
     if scale_up is None:
-        usual = old.scale_up.name == old.accelerator.scale_up
-        scale_up = chip.scale_up if usual and chip.scale_up else old.scale_up
+        is_usual = old.scale_up.name == old.accelerator.scale_up
+        scale_up = chip.scale_up if is_usual and chip.scale_up else old.scale_up
     joined = _scale_up(scale_up, chip)
+    usual = min(per_node, old.accelerators) * old.accelerator.tdp_w
+    boards = per_node * chip.tdp_w - usual  # that a node draws beyond its part [W]
     rewired = joined != old.scale_up or port != old.nic
     return structs.replace(
         cluster,
@@ -294,7 +297,7 @@ def with_overrides(
             domain=kept_domain if domain is None else domain,
             nics=ports,
             nic=port,
-            power_w=None if old.power_w is None else part * old.power_w,
+            power_w=None if old.power_w is None else part * old.power_w + boards,
         ),
         fabric=_fabric(
             fabric.kind if fabric_kind is None else fabric_kind,

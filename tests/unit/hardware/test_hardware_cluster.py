@@ -223,6 +223,20 @@ def test_a_part_of_a_node_has_its_part_of_nics_and_power():
     assert with_overrides(whole, accelerators_per_node=4, nics_per_node=8).node.nics == 8
 
 
+@pytest.mark.parametrize(
+    ("parts", "watts"),
+    [
+        ({"accelerator": "b200-sxm"}, 10_200 + 8 * 300),
+        ({"accelerator": "l40s"}, 10_200 - 8 * 350),
+        ({"accelerator": "l40s", "accelerators_per_node": 4}, 5_100 - 4 * 350),
+        ({"accelerators_per_node": 16}, 10_200 + 8 * 700),
+    ],
+)
+def test_a_node_draws_what_its_boards_do(parts, watts):
+    """Boards of 1,000 W in place of 700, or eight more of them, add what they draw to the 10.2 kW of a DGX H100."""
+    assert with_overrides(system("dgx-h100"), **parts).node.power_w == watts
+
+
 def test_nics_for_nodes_that_had_none_need_a_kind():
     """A count of NICs alone does not say how fast they are."""
     pod = build_cluster(accelerator="tpu-v4", accelerators_per_node=4, nodes=4)
