@@ -52,10 +52,16 @@ class _Kept(SourceFileLoader):
     def path_stats(self, path: Any) -> Mapping[str, Any]:
         """Time and size that have to be the same: a new reader reads anew."""
         known = super().path_stats(path)
-        readers = (Path(file).stat().st_mtime for file in (__file__, scalars.__file__))
-        return {**known, "mtime": max(known["mtime"], *readers)}
+        return {**known, "mtime": max(known["mtime"], _read_since())}
 
 
+@remembered(1)
+def _read_since() -> float:
+    """When what reads files was last changed."""
+    return max(Path(file).stat().st_mtime for file in (__file__, scalars.__file__))
+
+
+@remembered(64)
 def _folder(package: str) -> Traversable:
     """Folder of a package's data, which is not imported for that."""
     root, *folders = package.split(".")

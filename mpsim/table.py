@@ -17,9 +17,7 @@ WIDTH: Final = 100
 """Columns of a page that is no terminal: to read, mail and paste without scrolling."""
 RULE: Final = "\u2500"  # under the header of a table
 
-_BETWEEN_WORDS: Final = re.compile(
-    r" (?!(?<=\d )[%A-Za-z])"
-)  # a number keeps its unit: 932.9 ms, 40 %
+_BETWEEN_WORDS: Final = re.compile(r" (?!(?<=\d )[%A-Za-z])")  # 932.9 ms, 40 %: no units alone
 _INSIDE: Final = re.compile(r"(?<=[._/,;:=+-])(?=.)")  # where a word too long may be cut
 _APART: Final = "   "  # between columns with names
 _NARROW: Final = "  "  # between others, and where there is little room
@@ -83,9 +81,8 @@ def _widths(columns: list[list[str]], head: list[str], flush: list[bool], room: 
     widths = [_natural([name, *cells]) for name, cells in zip(head, columns, strict=True)]
     names = [_longest_piece(name) for name in head]
     words = [max(map(_longest_word, cells), default=0) for cells in columns]
-    figures = [
-        max(_natural(cells), name) for cells, name in zip(columns, names, strict=True)
-    ]  # whole: their names alone are folded
+    # figures stay whole: their names alone are folded
+    figures = [max(_natural(cells), name) for cells, name in zip(columns, names, strict=True)]
     folded = [
         (figure if right else min(width, _LEAST), min(max(word, name), _LAST))
         for figure, word, name, width, right in zip(

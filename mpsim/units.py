@@ -42,20 +42,17 @@ def _scaled(unit: str, prefixes: Mapping[str, float], factor: float = 1.0) -> di
     return {prefix + unit: scale * factor for prefix, scale in prefixes.items()}
 
 
+def _sizes(over: str) -> dict[str, float]:
+    both = _DECIMAL | _BINARY
+    bits = _scaled(f"b{over}", both, 1 / 8) | _scaled(f"bit{over}", both, 1 / 8)
+    return _scaled(f"B{over}", both) | bits
+
+
 _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
     {
         Dimension.TIME: _scaled("s", _PARTS) | {"min": 60.0, "h": 3600.0, "d": 86400.0},
-        Dimension.BYTES: {
-            **_scaled("B", _DECIMAL | _BINARY),
-            **_scaled("b", _DECIMAL | _BINARY, 1 / 8),
-            **_scaled("bit", _DECIMAL | _BINARY, 1 / 8),
-        },
-        Dimension.BANDWIDTH: {
-            **_scaled("B/s", _DECIMAL | _BINARY),
-            **_scaled("b/s", _DECIMAL | _BINARY, 1 / 8),
-            **_scaled("bit/s", _DECIMAL | _BINARY, 1 / 8),
-            **_scaled("bps", _DECIMAL, 1 / 8),
-        },
+        Dimension.BYTES: _sizes(""),
+        Dimension.BANDWIDTH: _sizes("/s") | _scaled("bps", _DECIMAL, 1 / 8),
         Dimension.FLOP: _scaled("FLOP", _DECIMAL),
         Dimension.FLOP_RATE: {**_scaled("FLOP/s", _DECIMAL), **_scaled("OP/s", _DECIMAL)},
         Dimension.POWER: {**_scaled("W", _DECIMAL), "mW": 1e-3},

@@ -11,7 +11,7 @@ import enum
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpsim import structs
 from mpsim.errors import HardwareError
@@ -104,33 +104,39 @@ class ConstantGroup(Mapping[str, Constant]):
 def constant_groups(stem: str) -> Mapping[str, ConstantGroup]:
     """Every group of the data file `stem` (``kernels``, ``collectives``), by name."""
     document = read_shipped(_PACKAGE, f"{stem}.yaml")
-    units = {str(leaf): str(unit) for leaf, unit in document["units"].items()}
-    groups = (
-        _read_group(stem, str(name), body, units) for name, body in document["groups"].items()
-    )
-    return {group.name: group for group in groups}
-
-
-def _read_group(
-    stem: str, name: str, body: Mapping[str, object], units: Mapping[str, str]
-) -> ConstantGroup:
-    source, as_of, status = str(body["source"]), str(body["as_of"]), Status(str(body["status"]))
-    values, words = body.get("values", {}), body.get("words", {})
-    assert isinstance(values, Mapping)
-    assert isinstance(words, Mapping)
-    constants = {
-        str(leaf): Constant(
-            f"{stem}.{name}.{leaf}", float(value), _unit(str(leaf), units), source, as_of, status
+    return {
+        name: ConstantGroup(
+            name,
+            tuple(body.get("members", ())),
+            tuple(body.get("families", ())),
+            _Written(f"{stem}.{name}", body, document["units"]),
+            {leaf: tuple(map(str, words)) for leaf, words in body.get("words", {}).items()},
         )
-        for leaf, value in values.items()
+        for name, body in document["groups"].items()
     }
-    return ConstantGroup(
-        name,
-        _strings(body.get("members", ())),
-        _strings(body.get("families", ())),
-        constants,
-        {str(leaf): _strings(value) for leaf, value in words.items()},
-    )
+
+
+class _Written(Mapping[str, Constant]):
+    """Constants of one group of a file, each made when it is asked for: a step needs a tenth."""
+
+    def __init__(self, name: str, body: Mapping[str, Any], units: Mapping[str, str]) -> None:
+        self._name, self._body, self._units = name, body, units
+        self._values: Mapping[str, float] = body.get("values", {})
+        self._made: dict[str, Constant] = {}
+
+    def __getitem__(self, leaf: str) -> Constant:
+        if leaf not in self._made:
+            value, unit = float(self._values[leaf]), _unit(leaf, self._units)
+            source, as_of, status = (str(self._body[key]) for key in ("source", "as_of", "status"))
+            name = f"{self._name}.{leaf}"
+            self._made[leaf] = Constant(name, value, unit, source, as_of, Status(status))
+        return self._made[leaf]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def _unit(leaf: str, units: Mapping[str, str]) -> str:
@@ -139,11 +145,6 @@ def _unit(leaf: str, units: Mapping[str, str]) -> str:
     while stem and stem not in units:
         stem = stem.rpartition("_")[0]
     return units[stem]
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    assert isinstance(value, list | tuple)
-    return tuple(str(item) for item in value)
 
 
 def calibrated_groups(stem: str, calibration: Calibration | None) -> Mapping[str, ConstantGroup]:

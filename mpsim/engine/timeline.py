@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@structs.dataclass(frozen=True, slots=True, eq=False)
+@structs.dataclass(frozen=True, eq=False)
 class Timeline(Saved):
     """When every operation of a Program ran."""
 
@@ -37,7 +38,7 @@ class Timeline(Saved):
         """End of the last operation, or when links have carried all they were given [ticks]."""
         return max(self.last, self.program.least)
 
-    @property
+    @functools.cached_property
     def last(self) -> float:
         """End of the last operation [ticks]."""
         return float(self.end.max(initial=0.0))

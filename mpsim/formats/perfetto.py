@@ -148,7 +148,7 @@ class _Rows:
         self.bytes: dict[str, list[float]] = {
             name: getattr(program, name).tolist() for name in ("up_bytes", "out_bytes")
         }
-        self.flops = [float(template.flops.sum()) for template in program.templates]
+        self.flops = [template.issued for template in program.templates]
 
     def name(self, row: int) -> str:
         """Title of a slice: ``F 3`` for the forward of microbatch 3, or the row's label."""

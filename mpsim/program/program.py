@@ -12,7 +12,6 @@ in float64, so every engine's sums are exact (below 2.5 hours).
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -138,14 +137,25 @@ class Template:
     memory_seconds: float = 0.0
 
     def __repr__(self) -> str:
-        return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"
+        return f"Template({self.name!r}, {len(self.stream)} kernels, {self.ticks:.0f} ticks)"
 
     def but(self, **columns: object) -> Template:
         """The same with other columns: without asking for each, as a step makes some dozens."""
-        made = copy.copy(self)
-        for name, column in columns.items():
-            object.__setattr__(made, name, column)
+        made = object.__new__(Template)
+        vars(made).update(vars(self), **columns)
+        for name in ("ticks", "issued"):
+            vars(made).pop(name, None)
         return made
+
+    @functools.cached_property
+    def ticks(self) -> float:
+        """Duration of the row."""
+        return float(self.parts.sum())
+
+    @functools.cached_property
+    def issued(self) -> float:
+        """Work of all kernels [FLOP]."""
+        return float(self.flops.sum())
 
     @property
     def entries(self) -> Ints:

@@ -343,7 +343,7 @@ def _as_template(name: str, block: _Block) -> Template:
 def _joined(templates: Sequence[Template]) -> Columns:
     """Columns of templates end to end, with where each kernel starts and the parts of all."""
     # layers repeat: each distinct one is looked at once, and taken as often as it stands there
-    took = {template: template.parts.sum() for template in dict.fromkeys(templates)}
+    took = {template: template.ticks for template in dict.fromkeys(templates)}
     begins = np.cumsum([0, *(len(template.start) for template in took)])
     kernels = dict(zip(took, map(np.arange, begins, begins[1:]), strict=False))
     places = [kernels[template] for template in templates]
@@ -406,7 +406,7 @@ def stretched(template: Template, factor: float) -> Template:
     end = np.rint((template.start + template.duration) * factor)
     parts = np.rint(template.parts * factor)
     largest = int(np.argmax(parts))
-    parts[largest] += np.rint(template.parts.sum() * factor) - parts.sum()
+    parts[largest] += np.rint(template.ticks * factor) - parts.sum()
     return template.but(
         start=start,
         duration=end - start,

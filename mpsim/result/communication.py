@@ -122,7 +122,7 @@ class _Inside:
             np.concatenate([getattr(template, name) for template in templates]) for name in columns
         )
         owner = np.repeat(np.arange(len(templates)), count)
-        self._span = np.array([template.parts.sum() for template in templates])
+        self._span = np.array([template.ticks for template in templates])
         np.maximum.at(self._span, owner, start + duration)
         self._base = np.cumsum(self._span + 1.0) - (self._span + 1.0)
         start = start + self._base[owner]

@@ -236,18 +236,21 @@ class Residuals:
         )
 
     def interval(self, value: float, setting: Setting) -> Interval:
-        """The interval of a prediction. `value`: predicted figure, above 0.
+        """The interval of a prediction, with what it rests on. `value`: predicted figure, above 0.
 
         Notes
         -----
         With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)``
         and ``value exp(-q_low sigma)``.
         """
+        return structs.replace(self.around(value, setting), basis=self.basis(setting))
+
+    def around(self, value: float, setting: Setting) -> Interval:
+        """The interval without words, which take longer than its ends."""
         sigma = self.sigma(setting)
         slower = math.hypot(sigma, self.full * math.sqrt(setting.full))
         low, high = self.quantiles
-        ends = (value * math.exp(-high * sigma), value * math.exp(-low * slower))
-        return Interval(*ends, self.basis(setting))
+        return Interval(value * math.exp(-high * sigma), value * math.exp(-low * slower))
 
     def difference(self, a: Setting, b: Setting) -> float:
         """Half-width of the interval of ln(figure of b / figure of a): shared residuals cancel.

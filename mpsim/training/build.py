@@ -331,9 +331,8 @@ def _alone_of(segments: Segments) -> Memo[object, Alone]:
 @remembered(_KEPT)
 def _row(template: Template) -> ActionRow:
     """The row of a template."""
-    columns = (template.parts, template.up_bytes, template.out_bytes)
-    duration, up, out = (float(column.sum()) for column in columns)
-    return ActionRow(duration, up, out, float(template.parts[_HOST]), template)
+    up, out = (float(column.sum()) for column in (template.up_bytes, template.out_bytes))
+    return ActionRow(template.ticks, up, out, float(template.parts[_HOST]), template)
 
 
 @remembered(_KEPT)

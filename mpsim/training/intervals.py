@@ -122,7 +122,7 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
 def fits_probability(memory: Memory, setting: Setting) -> float:
     """Odds that a measured peak fits on the fullest rank, by residuals of published ones."""
     peak = float(memory.total[memory.fullest])
-    return residuals("memory").interval(peak, setting).odds(memory.capacity)
+    return residuals("memory").around(peak, setting).odds(memory.capacity)
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:

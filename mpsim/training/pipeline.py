@@ -191,7 +191,7 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
 
     def mean(action: Action) -> float:
         ticks = [
-            sum(block.template.parts.sum() for block in blocks.of(stage, action).blocks)
+            sum(block.template.ticks for block in blocks.of(stage, action).blocks)
             for stage in plan.layout.stages
         ]
         return float(np.mean(ticks))

@@ -129,7 +129,7 @@ class Work(NamedTuple):
 def work_of(program: Program) -> Work:
     """Work of a program."""
     inside = np.array(
-        [(t.flops.sum(), t.executed_flops, t.peak_seconds) for t in program.templates]
+        [(t.issued, t.executed_flops, t.peak_seconds) for t in program.templates]
     ).reshape(-1, 3)
     chosen = program.template >= 0
     size = program.class_size[program.rank[chosen]].astype(np.float64)

@@ -22,6 +22,16 @@ def test_every_constant_has_a_unit_a_source_and_a_date(stem: str) -> None:
                 assert constant.status is Status.FAMILY_DEFAULT
 
 
+def test_a_group_has_the_leaves_of_its_file_and_makes_those_that_are_asked_for() -> None:
+    """As a mapping it is whole; a leaf is one constant however often it is asked for."""
+    group = constant_groups("kernels")["gemm.h100-sxm"]
+    assert "knee" in group
+    assert "nothing" not in group
+    assert group["knee"] is dict(group)["knee"]
+    assert group["knee"].name == "kernels.gemm.h100-sxm.knee"
+    assert len(dict(group)) == len(group)
+
+
 @pytest.mark.parametrize("name", accelerator_names())
 def test_every_catalog_accelerator_finds_its_constants(name: str) -> None:
     """No accelerator of the catalog is left to the group for all the rest."""

@@ -142,6 +142,14 @@ def test_blocks_end_to_end_keep_their_inside() -> None:
     assert row.before[row.before_ptr[3] : row.before_ptr[4]].tolist() == [1, 2]
 
 
+def test_a_template_with_other_columns_counts_anew() -> None:
+    """Sums that were asked for belong to the columns they were taken of."""
+    block = templates.one_kernel(TRAINING, "copy", "other", 5.0)
+    assert (block.ticks, block.issued) == (5.0, 0.0)
+    other = block.but(parts=2 * block.parts, flops=np.array([7.0]))
+    assert (other.ticks, other.issued, block.ticks) == (10.0, 7.0, 5.0)
+
+
 def test_a_block_that_outruns_its_host_waits_for_it() -> None:
     """Kernels of 3 and 4, launches of 9: 2 of host time; launches of 5 are hidden."""
     items = [_kernel("a", 3), _kernel("b", 4)]
