@@ -322,3 +322,18 @@ def test_a_bound_of_nothing_is_refused(bound: dict[str, Any]) -> None:
     """No cluster costs or draws nothing: such a bound is a mistake, and not one that everybody keeps."""
     with pytest.raises(ScenarioError, match=f"design.bounds.{next(iter(bound))}"):
         study({f"bounds/{key}": value for key, value in bound.items()})
+
+
+def test_a_deadline_is_kept_with_odds() -> None:
+    """A deadline at the end of the chosen one's interval of 80 % is kept nine times in ten, and the answer says so."""
+    best = usual().best
+    assert best is not None
+    assert best.days is not None
+    late = f"{best.days * best.spread[1] * 86400.0} s"
+    answer = study({"jobs/train": {"tokens": "10B", "deadline": late}, "choices": best_alone(best)})
+    assert "within its deadline with odds of 90.0 %" in str(answer)
+
+
+def best_alone(best: Any) -> dict[str, list[object]]:
+    """Choices of one cluster."""
+    return {key: [value] for key, value in best.values.items()}

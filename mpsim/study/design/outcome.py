@@ -11,10 +11,11 @@ from typing import NamedTuple
 from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.frame import Tabular, aligned
-from mpsim.result.residuals import HALF_WIDTH
+from mpsim.result.residuals import HALF_WIDTH, Interval
 from mpsim.scenario.design import DesignChoice
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.design.option import Option, beats
+from mpsim.study.journal import Entry
 from mpsim.study.search.outcome import shown
 from mpsim.study.ties import front_of
 from mpsim.table import plural
@@ -22,6 +23,7 @@ from mpsim.units import Dimension, format_quantity, percent
 
 _MOST = 10  # lines of the front
 _TOLD = 3  # flips and constants
+_DAY = 86400.0  # [s]
 _PLACES = 200  # of the integral over the error of the chosen one
 
 
@@ -197,7 +199,16 @@ def _answer(design: Design) -> Iterator[str]:
     yield f"{least} that keeps every bound: {best.name}{odds}"
     yield f"  {_figures(best)}"
     yield f"  {_taken(best)}"
-    yield from (f"  {job}: {entry['name']}" for job, entry in best.entries.items())
+    for job, entry in best.entries.items():
+        yield f"  {job}: {entry['name']}{_in_time(entry, design.spec.jobs[job].deadline)}"
+
+
+def _in_time(entry: Entry, deadline: float | None) -> str:
+    """The odds that a training keeps its deadline, in words; none without one."""
+    if deadline is None:
+        return ""
+    low, high = (end * float(entry["days"]) * _DAY for end in entry["spread"])
+    return f"; within its deadline with odds of {percent(Interval(low, high).odds(deadline))}"
 
 
 def _figures(row: Option) -> str:
