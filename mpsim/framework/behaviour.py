@@ -292,8 +292,7 @@ class OptimizerBehaviour:
     gradient_bytes: ElementSize
     """Bytes of a gradient element as kept."""
     parameter_bytes: ElementSize
-    """Bytes of a parameter as kept: as computed with, or the fp32 copy that is cast before each use
-    [B]."""
+    """Bytes of a parameter as kept: as computed with, or an fp32 copy cast before each use [B]."""
     optimizer_bytes: ParameterBytes
     """Bytes of the optimizer's state, master copy and moments, of a parameter [B]."""
     optimizer_traffic: ParameterBytes
@@ -310,16 +309,15 @@ class OptimizerBehaviour:
     """Bytes per element of the gradients that a whole backward collects before they are added to
     those kept (DeepSpeed's BF16_Optimizer); 0 where each is added, or is kept, at once."""
     step_scratch: ParameterBytes = 0.0
-    """Bytes of each owned parameter alive only while the optimizer steps (lists of torch's foreach
-    kernels)."""
+    """Bytes of each owned parameter alive only while the optimizer steps: lists of torch's foreach
+    kernels, or fp32 copies of gradients."""
     paged_bytes: ParameterBytes = 0.0
     """State of each owned parameter in managed memory, outside the allocator (paged optimizers): it
     goes to the device and back in every step unless there is room for all of it."""
     tensor_scratch: ParameterBytes = 0.0
     """Bytes of each element of the largest weight alive while that one steps."""
     orthogonal_iterations: Whole = 0
-    """Iterations of Newton and Schulz on each matrix of a layer before it is updated (Muon); 0
-    without."""
+    """Iterations of Newton and Schulz on each matrix of a layer before its update (Muon)."""
     orthogonal_gather: ElementBytes = 0
     """Bytes of each element of those matrices that ranks which share the state gather before."""
     other_states: ParameterBytes = 0.0
@@ -359,9 +357,8 @@ class MemoryBehaviour:
     """Whether what is kept between products is divided over tensor parallelism without sequence
     parallelism too, as XLA divides it over every axis of its mesh."""
     drops_gradients: Flag = False
-    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that on one device,
-    or on several where `frees_weights`, a step of one microbatch keeps its activations before there
-    are any."""
+    """Whether gradients are freed after the optimizer (torch's `zero_grad`): on one device, or more
+    where `frees_weights`, a step of one microbatch keeps its activations before there are any."""
     places_buffers: Flag = False
     """Whether a compiler places every buffer ahead, so that no memory is lost between them."""
     steps_in_backward: Flag = False

@@ -24,8 +24,6 @@ from mpsim.units import Dimension, format_quantity
 _PLANS = 64  # whose memory stays known, for points of a sweep
 _SHOWN = 0.01  # of the total: smaller components are not told
 
-COMPONENTS = tuple("parameters gradients optimizer activations logits buffers overhead".split())
-
 
 def account_memory(plan: Plan) -> Memory:
     """Add up states, activations in flight, buffers and overhead of pipeline ranks by class.
@@ -86,6 +84,8 @@ def at_the_peak(plan: Plan, memory: Memory) -> list[str]:
         for run in alike
         if run[0][1] > 0
     )
+    if not count:  # the optimizer's step
+        return words
     return [*words, f"kept of each of {plural(count, 'microbatch', 'microbatches')}: {each}"]
 
 

@@ -20,7 +20,7 @@ from mpsim.training.memory.account import (
 )
 from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.fresh import blocks_as_one
-from mpsim.training.memory.states import buffers
+from mpsim.training.memory.states import buffers, step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
 from mpsim.training.recompute import Recompute
@@ -77,7 +77,7 @@ def test_logits_are_gone_when_a_layer_is_differentiated(
     The head adds 4 to these; a layer of 9 comes on top of 15, the logits having gone: 24, so the head's 27 is most. A layer of 20 makes 35. One of 3
     never reaches the 23 of the start.
     """
-    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2)
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2, overrides={"step_scratch": 0})
     kept = Kept(for_input=10.0, for_weight=5.0, logits=8.0, in_layers=in_layers, in_head=in_head)
     (held,) = held_by_rank(plan, [kept])
     assert held.most.tolist() == [*[23.0, most] * 2, 0.0]  # nothing in the optimizer's step
@@ -88,10 +88,18 @@ def test_a_loss_loses_no_room_where_larger_tensors_of_layers_were(
     of_loss: float, lost: float
 ) -> None:
     """A loss of 4 B beside layers of 9: all of it is a hole to these, unless its largest tensor fits into the place of their largest, 3 B."""
-    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2)
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2, overrides={"step_scratch": 0})
     kept = Kept(for_input=10.0, in_layers=9.0, in_head=4.0, of_layers=3.0, of_loss=of_loss)
     (held,) = held_by_rank(plan, [kept])
     assert held.elsewhere.tolist() == [lost] * 5
+
+
+@pytest.mark.parametrize(("preset", "each"), [("megatron-bridge", 4.0), ("megatron-core", 0.0)])
+def test_an_optimizer_casts_gradients_of_16_bits_for_its_step(preset: str, each: float) -> None:
+    """4 B of each parameter that a rank owns beside the 16-bit gradients; those in fp32 are used as they are."""
+    plan = small_plan(tp=1, pp=1, dp=4, zero=1, preset=preset)
+    owned = float(plan.layout.rank_parameters[0]) / 4
+    assert step_scratch(plan)[0] == pytest.approx(each * owned)
 
 
 def test_scores_of_a_long_sequence_are_larger_than_its_logits() -> None:
@@ -136,8 +144,11 @@ def test_a_block_of_two_microbatches_holds_one() -> None:
 
 def test_a_rank_is_fullest_in_a_backward_where_gradients_come_on_top() -> None:
     """The moment is named as a person would."""
-    memory = account_memory(small_plan(pp=2, microbatches=4))
-    assert memory.when[0] == "backward of microbatch 0"
+    backward, step = (
+        account_memory(small_plan(pp=2, microbatches=4, overrides={"step_scratch": each}))
+        for each in (0, 2)
+    )
+    assert (backward.when[0], step.when[0]) == ("backward of microbatch 0", "optimizer step")
 
 
 def test_the_curve_reaches_the_accounted_peak_and_never_exceeds_it() -> None:
@@ -205,7 +216,8 @@ def test_what_lies_at_the_peak_is_told_by_class_and_layer() -> None:
 
 def test_logits_are_no_further_microbatch_at_the_peak() -> None:
     """A rank with the head that has one microbatch keeps one, however small its layers are beside its logits."""
-    plan = small_plan(tp=1, pp=1, dp=8, microbatches=1, recompute="full")
+    changes = {"step_scratch": 0}
+    plan = small_plan(tp=1, pp=1, dp=8, microbatches=1, recompute="full", overrides=changes)
     assert at_the_peak(plan, account_memory(plan))[-1].startswith("kept of each of 1 microbatch:")
 
 
