@@ -302,10 +302,8 @@ def verdicts(tried: Sequence[Tried]) -> list[str]:
             f"ran and 2 m did not, m was told right in {100 * less:.0f} %, 2 m in {100 * more:.0f} %, both in {100 * both:.0f} % (asked: 85 %); peaks off by 4 % on average would tell both "
             f"in {100 * tellable(close, 0.04):.0f} %, off by 8 % in {100 * tellable(close, 0.08):.0f} %. Not understood: eager attention under full recomputation ran out at 8 sequences a "
             "microbatch under every layout, which is nothing that doubles with the sequences: 4 of them ran under tp 1 and pp 1, and twice as much fits beside the 17 GB of tp 2 and pp 2; "
-            "norms in torch's own kernels take 3 to 6 B a value more than counted; 65 B ran 4 sequences under tp 8 without sequence parallelism, in 4 and 8 % more than there is and in the time "
-            "that sequence parallelism takes. This stack's steps, traced on tensors without data and played through torch's allocator, need up to a fifth more than they allocate where the "
-            "loss is large (66 and 80 GiB under tp 2 with 8 sequences recomputed, of which one set of kernels ran and the other ran out): its fp32 tensors find their places cut by smaller ones "
-            "that stay. Charged to every stack, that leaves published peaks as far off as they are."
+            "65 B ran 4 sequences under tp 8 without sequence parallelism, in 4 and 8 % more than there is and in the time that sequence parallelism takes. Played through torch's allocator, "
+            "steps of this stack lose 1 to 8 % between tensors of layers, and 8 to 15 GiB beside a loss of 8 sequences, as much with one kernel for attention as without, of which one ran."
         ),
         "",
     ]
@@ -364,7 +362,7 @@ def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]]) -> str:
             "- flagperf: what nvidia-smi shows is 5 to 20 % more than predicted where tensor parallelism divides a model or ZeRO-1 its states (some 5 GiB beside activations of any size), and 10 % less "
             "with four and eight stages, whose first keeps as much as with two. DeepSpeed's ZeRO-3: short sequences reserve as much as the whole model in 16 bits, which plain "
             "`deepspeed.initialize` moves to the device before it divides it (engine.py, module.to), long ones 4.5 GiB beside what is allocated, however long. torchtitan's NVFP4 leaves layers in "
-            "bf16, which are not modelled. Two shares of fragments are kept as they were: on torch's played allocations 20 and 50 % would be 7 % off, and 5 and 75 % are 8 %, but published peaks ask for the latter."
+            "bf16, which are not modelled. Fragments of torch's played allocations are 5 % off with both shares as they stand, 6 % with 2 and 100 %."
         ),
         "",
         *adapter_section(pairs),

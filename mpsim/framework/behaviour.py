@@ -361,6 +361,9 @@ class MemoryBehaviour:
     where `frees_weights`, a step of one microbatch keeps its activations before there are any."""
     places_buffers: Flag = False
     """Whether a compiler places every buffer ahead, so that no memory is lost between them."""
+    expandable_segments: Flag = False
+    """Whether torch's allocator grows one segment a pool (``expandable_segments:True`` of
+    PYTORCH_ALLOC_CONF), on chips of NVIDIA."""
     steps_in_backward: Flag = False
     """Whether each parameter is updated as soon as its gradient is there, which is freed then; for
     one microbatch a step on one stage."""

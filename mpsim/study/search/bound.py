@@ -377,7 +377,7 @@ class _Around:
         """
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, apart, others = order.flight().peaks(by_stage, fresh)
-        others = others + np.minimum(lists, peaks)
+        others = np.maximum(others, np.minimum(lists, peaks))
         step = lists + np.array([[each.total - each.root] for each in fresh])
         peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         held: Floats = peaks + overhead(self._plan, peaks, apart, others)

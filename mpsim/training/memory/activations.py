@@ -58,23 +58,14 @@ class Kept:
     of_loss: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
-        return Kept(
-            self.for_input + other.for_input,
-            self.for_weight + other.for_weight,
-            self.logits + other.logits,
-            max(self.in_layers, other.in_layers),
-            max(self.in_head, other.in_head),
-            max(self.in_loss, other.in_loss),
-            self.collected + other.collected,
-            self.on_host + other.on_host,
-            other.layer or self.layer,
-            max(self.of_layers, other.of_layers),
-            max(self.of_loss, other.of_loss),
-        )
+        pairs = zip(columns_of(self), columns_of(other), strict=True)
+        joined = [sum(pair) if adds else max(pair) for pair, adds in zip(pairs, _ADDS, strict=True)]
+        return structs.replace(Kept(*joined), layer=other.layer or self.layer)
 
 
 KEPT = tuple(field.name for field in structs.fields(Kept))  # columns of what stages keep
 columns_of = attrgetter(*KEPT)
+_ADDS = [name in "for_input for_weight logits collected on_host".split() for name in KEPT]
 
 
 @structs.dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +83,7 @@ class Held:
     collected, passing : float64[N]
         Part of `most` that is this microbatch's gradients, and gathered or reduced units [B].
     elsewhere : float64[N]
-        What other moments of the rank need for themselves, much of which fits no hole [B].
+        The most that another moment of the rank needs at once: much of it fits no hole [B].
     """
 
     before: Floats
@@ -225,7 +216,7 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     most, others = (
         np.maximum.reduceat(column, bounds[:-1]) for column in (moment.most, moment.elsewhere)
     )
-    others = others + np.minimum(scratch, most)
+    others = np.maximum(others, np.minimum(scratch, most))
     beside = np.repeat(others, np.diff(bounds))
     every = before, after, moment.most, logits, moment.collected, moment.passing, beside
     lists = scratch - fresh.root
@@ -351,7 +342,8 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
     pair, _ = _gradients(expansion, sharding)
     if 0.0 < peak < sharding.activation_bytes:  # their gradient is never whole either
         pair -= (sharding.activation_bytes - peak) * logits
-    in_head, of_loss = max(in_loss, pair), _FLOAT32 * logits
+    each = max(kept.logits, in_loss)  # compiled, no tensor of a loss is in float32
+    in_head, of_loss = max(in_loss, pair), min(_FLOAT32 * logits, each)
     if 0 < in_loss < sharding.activation_bytes * logits:
         # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's
         # gradient is there from the first

@@ -39,15 +39,15 @@ class Fresh:
     passing: float = 0.0
     at_head: float = 0.0
     root: float = 0.0  # gathered until the end of a backward: a sharded root, or all [B]
+    grows: bool = False  # whether segments of the allocator do, so that fewer tensors fit no hole
 
     def __bool__(self) -> bool:
-        return self != Fresh()
+        return self != Fresh(grows=self.grows)
 
 
 class Fullest(NamedTuple):
     """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units;
-    those that other moments need beside it, head and layers the smaller of both; whether it is in
-    the head.
+    the largest that other moments need beside it; whether it is in the head.
     """
 
     most: Floats
@@ -123,9 +123,13 @@ def fullest(
         return chosen
 
     most, at_head = np.where(backward, of(levels), np.maximum(before, after)), backward & (at == 0)
-    # a loss that comes after larger tensors of layers is cut out of their places
-    in_loss = np.where(kept["of_loss"] > kept["of_layers"], kept["in_head"], 0.0)
-    elsewhere = np.minimum(in_layers, in_loss) + fresh.passing + fresh.waiting
+    # a loss that comes after larger tensors of layers lies in their places; else the largest needs
+    # one of its own, and layers after a loss cut its, if segments do not grow
+    cuts = float(not fresh.grows)
+    in_loss = kept["of_loss"] + cuts * np.minimum(in_layers, kept["in_head"])
+    units = nothing + fresh.passing + cuts * fresh.waiting
+    larger = kept["of_loss"] > kept["of_layers"]
+    elsewhere = np.maximum(np.where(larger, in_loss, 0.0), units)
     return Fullest(most, of(collected), of(passing), elsewhere, at_head)
 
 
@@ -135,8 +139,11 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     """
     layout, lifetimes = plan.layout, plan.layout.framework.memory
     count = plan.orders.microbatches if microbatches is None else microbatches
+    # torch on ROCm has no such segments: c10/cuda/CUDAAllocatorConfig.h, "not supported"
+    nvidia = layout.cluster.accelerator.vendor == "NVIDIA"
+    grows = lifetimes.expandable_segments and nvidia
     if len(layout.stages) > 1:
-        return Fresh()
+        return Fresh(grows=grows)
     stage = layout.stages[0]
     units = plan.gathers_units and not lifetimes.frees_weights
     drops = lifetimes.drops_gradients and not lifetimes.steps_in_backward
@@ -157,6 +164,7 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
         late=share * (each[0] + table + (head if root else 0.0)),
         head=share * head,
         layer=share * each[-1],
+        grows=grows,
     )
     if units:
         return _with_units(plan, gradients, table, head)

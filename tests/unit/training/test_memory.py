@@ -83,15 +83,34 @@ def test_logits_are_gone_when_a_layer_is_differentiated(
     assert held.most.tolist() == [*[23.0, most] * 2, 0.0]  # nothing in the optimizer's step
 
 
-@pytest.mark.parametrize(("of_loss", "lost"), [(4.0, 4.0), (3.0, 0.0)])
-def test_a_loss_loses_no_room_where_larger_tensors_of_layers_were(
-    of_loss: float, lost: float
+@pytest.mark.parametrize(
+    ("of_loss", "grows", "lost"), [(4.0, False, 8.0), (4.0, True, 4.0), (3.0, False, 0.0)]
+)
+def test_the_largest_tensor_of_other_moments_needs_a_place_of_its_own(
+    of_loss: float, grows: bool, lost: float
 ) -> None:
-    """A loss of 4 B beside layers of 9: all of it is a hole to these, unless its largest tensor fits into the place of their largest, 3 B."""
-    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2, overrides={"step_scratch": 0})
+    """A loss of 4 B, and as much of layers of 9 as it frees, which cut its places where segments do not grow; a loss no larger than their largest tensor, 3 B, lies in its place."""
+    changes = {"step_scratch": 0, "expandable_segments": grows}
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2, overrides=changes)
     kept = Kept(for_input=10.0, in_layers=9.0, in_head=4.0, of_layers=3.0, of_loss=of_loss)
     (held,) = held_by_rank(plan, [kept])
     assert held.elsewhere.tolist() == [lost] * 5
+
+
+def test_segments_grow_on_chips_of_nvidia_alone() -> None:
+    """Fewer fragments with expandable segments under FSDP2, and as many as without on ROCm."""
+    lost = {}
+    for cluster in ("dgx-h100", "mi300x-8"):
+        for grows in (False, True):
+            changes = {"preset": "torch-fsdp2", "expandable_segments": grows}
+            parallelism = {"dp": 8, "zero": 3}
+            scenario = {**TIGHT, "cluster": {"preset": cluster, "nodes": 1}}
+            scenario |= {"framework": changes, "parallelism": parallelism}
+            scenario["training"] = {**TIGHT["training"], "global_batch": 64, "micro_batch": 8}
+            memory = account_memory(make_plan(Scenario.from_mapping(scenario)))
+            lost[cluster, grows] = float(memory.components["overhead"][0])
+    assert lost["dgx-h100", True] < 0.95 * lost["dgx-h100", False]
+    assert lost["mi300x-8", True] == lost["mi300x-8", False]
 
 
 @pytest.mark.parametrize(("preset", "each"), [("megatron-bridge", 4.0), ("megatron-core", 0.0)])
