@@ -564,9 +564,6 @@ _EXTRAS: Final[Mapping[str, Callable[[_Reader, Transformer], int]]] = {
     "word_projections": _word_projections,
     "opt_final_norm": _opt_final_norm,
     "sinks": lambda _, model: model.layers * model.heads,
-    "whole_qk_norm": lambda _, model: (
-        model.layers * (model.heads + model.kv_heads) * model.head_dim
-    ),
     "router_bias": lambda _, model: sum(
         model.moe.experts for kind in model.kinds if kind.experts and model.moe is not None
     ),
