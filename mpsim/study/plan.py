@@ -15,6 +15,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
 from mpsim.memo import remembered
 from mpsim.result import Result
+from mpsim.result.figures import mean_over_accelerators
 from mpsim.result.residuals import Interval, Setting
 from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
@@ -197,7 +198,7 @@ def plan_training(
         raise ScenarioError(say("study.never_ends", name=result.scenario.name))
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
-    rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
+    rate = _mean_rate(result, assumed)
     of = told(summary) if setting is None else setting
     known = residuals_of(of).interval(step, of)
     steady = (known.low / step, known.high / step)
@@ -225,6 +226,30 @@ def plan_training(
         basis=say("study.plan_interval", basis=known.basis, trainings=others.trainings),
         computing_spread=known_trainings("computing", without=without).ends(steady),
         warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
+    )
+
+
+def _mean_rate(result: Result, assumed: Assumptions) -> Rate | None:
+    """Price of an accelerator, on average where stages or replicas have their own; None where one
+    of them has none.
+    """
+    rates: dict[str, Rate] = {}
+    for cluster in result.class_clusters:
+        rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
+        if rate is None:
+            return None
+        rates[cluster.accelerator.name] = rate
+    sources, beside = (
+        "; ".join(dict.fromkeys(text for text in texts if text))
+        for texts in zip(*((rate.source, rate.beside) for rate in rates.values()), strict=True)
+    )
+    return Rate(
+        mean_over_accelerators(result, lambda chip: rates[chip.name].usd_per_hour),
+        mean_over_accelerators(result, lambda chip: rates[chip.name].low),
+        mean_over_accelerators(result, lambda chip: rates[chip.name].high),
+        next(iter(rates.values())).offer,
+        sources,
+        beside,
     )
 
 

@@ -337,3 +337,16 @@ def test_a_deadline_is_kept_with_odds() -> None:
 def best_alone(best: Any) -> dict[str, list[object]]:
     """Choices of one cluster."""
     return {key: [value] for key, value in best.values.items()}
+
+
+def test_clusters_of_two_kinds_of_accelerators_are_refused() -> None:
+    """A bill counts one kind of accelerator: stages and pools with their own are not priced as if they were all of it."""
+    stages = [{"count": 1}, {"count": 1, "accelerator": "a100-sxm-80"}]
+    mixed = {**DATA, "cluster": {**DATA["cluster"], "stages": stages}, "parallelism": {"pp": 2}}
+    pools = {"prefill": {"tp": 2}, "decode": {"tp": 2, "accelerator": "a100-sxm-80"}}
+    serving = {"disaggregated": pools, "slo": {"ttft": "1 s"}}
+    served = {key: part for key, part in DATA.items() if key not in ("training", "parallelism")}
+    served |= {"serving": serving, "design": {**DATA["design"], "jobs": {"chat": {"rate": 4}}}}
+    for data in (mixed, served):
+        with pytest.raises(ScenarioError, match="prices clusters of one kind of accelerator"):
+            design(Scenario.from_mapping(data))

@@ -21,6 +21,7 @@ from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.design import DesignChoice, Job
+from mpsim.shipped import say
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.executors import computed
 from mpsim.study.facility import Facility
@@ -320,7 +321,11 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
 
 def jobs_of(scenario: Scenario, spec: DesignChoice) -> dict[str, Scenario]:
     """The scenario of each job on the design's cluster; ScenarioError with all that is missing."""
-    jobs, problems = {}, list[Problem]()
+    cluster = scenario.source.data["cluster"]
+    said = map("cluster.{}".format, cluster if isinstance(cluster, Mapping) else ())
+    mixed = {"cluster.stages", "cluster.replicas"} & {*spec.choices, *said}
+    jobs: dict[str, Scenario] = {}
+    problems = [Problem(say("study.mixed_design"), key=key) for key in sorted(mixed)]
     for name, job in spec.jobs.items():
         jobs[name] = scenario
         if job.scenario is not None:
@@ -346,6 +351,8 @@ def _wrong(scenario: Scenario, job: Job) -> dict[str, str]:
     }
     if slo and slo.ttft is None and slo.tpot is None:
         wrong["scenario"] = "serves without limits, so any rate holds; give it serving.slo"
+    if serves and any(pool.accelerator for pool in scenario.pools.values()):
+        wrong["scenario"] = say("study.mixed_design")
     if not serves and job.tokens is None:
         wrong["tokens"] = "missing; needed the tokens of the training, such as 15T"
     return wrong

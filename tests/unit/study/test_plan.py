@@ -232,6 +232,23 @@ def test_what_cannot_be_planned_is_refused(scenario, change, text):
         ask()
 
 
+def test_a_mixed_cluster_costs_what_its_accelerators_do():
+    """Eight H100 and eight A100 by stage: the plan's dollars are the step's, and without a price of one of them there are none."""
+    stages = [{"count": 1}, {"count": 1, "accelerator": "a100-sxm-80"}]
+    data = {
+        "schema": 1,
+        "model": {"preset": "llama2-7b", "layers": 2},
+        "cluster": {"preset": "dgx-h100", "nodes": 2, "stages": stages},
+        "parallelism": {"tp": 8, "pp": 2, "sequence_parallel": True},
+        "training": {"global_batch": 2, "sequence_length": 512},
+    }
+    (row,) = plan(mpsim.Scenario.from_mapping(data), TOKENS).rows
+    assert row.rate.usd_per_hour == pytest.approx((3.42 + 1.95) / 2)
+    stages[1]["accelerator"] = "h20"
+    (row,) = plan(mpsim.Scenario.from_mapping(data), TOKENS).rows
+    assert row.cost is None
+
+
 def test_a_price_that_is_none_is_named_with_its_line(tmp_path):
     """All at once."""
     wrong = tmp_path / "prices.yaml"
