@@ -344,7 +344,8 @@ def test_clusters_of_two_kinds_of_accelerators_are_refused() -> None:
     stages = [{"count": 1}, {"count": 1, "accelerator": "a100-sxm-80"}]
     mixed = {**DATA, "cluster": {**DATA["cluster"], "stages": stages}, "parallelism": {"pp": 2}}
     pools = {"prefill": {"tp": 2}, "decode": {"tp": 2, "accelerator": "a100-sxm-80"}}
-    serving = {"disaggregated": pools, "slo": {"ttft": "1 s"}}
+    load = {"rate": 1, "prompt": 100, "output": 10}
+    serving = {"disaggregated": pools, "slo": {"ttft": "1 s"}, "workload": load}
     served = {key: part for key, part in DATA.items() if key not in ("training", "parallelism")}
     served |= {"serving": serving, "design": {**DATA["design"], "jobs": {"chat": {"rate": 4}}}}
     for data in (mixed, served):
