@@ -3,7 +3,7 @@
 Covers: validation/data/inference-runs.csv, measured points of served models, and two request traces beside it.
 Question: how far are TTFT, TPOT and throughput from what people measured, family by family, and what is not predicted and why?
 
-Run from the repository's root: python validation/serving.py (ten minutes). It rewrites validation/serving.md.
+Run from the repository's root: python validation/serving.py (a quarter of an hour). It rewrites validation/serving.md.
 python validation/serving.py --sample 8: at most so many rows of each engine, model and chip in each of six sets, printed with the share of the
 spread of errors that each column explains alone (a minute). python validation/serving.py --left-out engine (or family, model, accelerator): the same rows, each
 predicted with the constants that rows of its own engine shaped refitted without them, or taken back (five minutes).
@@ -48,7 +48,7 @@ Latencies are means unless named p99. Written by `python validation/serving.py`.
 LEFT_OUT = """Errors of a sample of rows (of static batches and offline runs complete ones), as predicted and with every constant that rows of one family, engine, model or chip shaped refitted on the others by factors of 0.5 to 2, or,
 where no other shaped it, as literature, kernel tables or a sibling have it (`validation/serving_left_out.yaml`): each left out in turn, then all together. The bar is 1.5 times.
 """
-PAGE_ROWS = 8  # of each engine, model and chip in the tables of the page
+PAGE_ROWS = 6  # of each engine, model and chip in the tables of the page
 REFIT_ROWS = 16  # that a refit looks at
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
 COLUMNS = ("family", "engine", "model", "accelerator")
