@@ -402,8 +402,7 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
     }
     named = {"the cost of a call": call, "the factor of memory-bound kernels": factor}
     warnings = tuple(
-        f"{name} of a layer is at the bound of its fit ({estimate.value:.3g}): kernels alone do not"
-        " explain a layer"
+        say("calibrate.bound_of_fit", name=name, value=estimate.value)
         for name, estimate in named.items()
         if estimate.at_bound and estimate.value > 1.0
     )

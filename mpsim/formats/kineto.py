@@ -145,10 +145,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
                 raise broken(f"is no JSON object: {beginning}") from error
             chunk_text = stream.read(chunk)
             if not chunk_text:
-                raise CalibrationError(
-                    f"{path}: truncated, the list of events breaks off after {count}; export the"
-                    " trace again"
-                ) from error
+                raise CalibrationError(say("formats.cut_trace", path=path, count=count)) from error
             buffer, place, chunk = buffer[place:] + chunk_text, 0, 2 * chunk
             continue
         except ValueError as error:  # Python reads no integers of thousands of digits
@@ -285,8 +282,7 @@ def _duration(path: Path, event: Event) -> float:
     value: Any = event.get("dur")
     if type(value) not in (int, float) or not 0 <= value < _LONGEST_US:
         raise CalibrationError(
-            f"{path}: event {shown(event.get('name'))} has dur {shown(value)}; needed a number of"
-            " microseconds"
+            say("formats.no_duration", path=path, name=shown(event.get("name")), got=shown(value))
         )
     return float(value) * _MICRO
 

@@ -182,8 +182,7 @@ def _agreed(family: tuple[Format, ...], head: Head) -> Format:
     for known in FORMATS:
         if known is not TABLE and known.recognises(head):
             raise FormatError(
-                f"{head.path}: is {known.title}, not {family[0].title}; name the format"
-                f" {known.name}, or auto"
+                say("formats.other_format", path=head.path, known=known, title=family[0].title)
             )
     return family[0]
 

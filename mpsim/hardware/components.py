@@ -152,8 +152,7 @@ class Accelerator(Sourced):
         except KeyError:
             has = ", ".join(sorted(self.peak_flops))
             raise HardwareError(
-                f"{self.name} has no {precision}; it has {has}: choose one of these or another"
-                " accelerator"
+                say("hardware.no_precision", name=self.name, precision=precision, has=has)
             ) from None
 
     def __hash__(self) -> int:

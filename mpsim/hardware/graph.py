@@ -73,10 +73,7 @@ def _given(cluster: Cluster) -> Iterator[Edge]:
     present = {name for start, end, _ in links for name in (start, end)}
     missing = [node for node in range(cluster.nodes) if f"node {node}" not in present]
     if missing:
-        raise HardwareError(
-            f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node"
-            f" {cluster.nodes - 1}' among its vertices, or fewer nodes"
-        )
+        raise HardwareError(say("hardware.no_vertex", missing=missing[0], last=cluster.nodes - 1))
     joined: nx.Graph = nx.Graph((start, end) for start, end, _ in links)
     reached = nx.node_connected_component(joined, "node 0")
     apart = [node for node in range(cluster.nodes) if f"node {node}" not in reached]

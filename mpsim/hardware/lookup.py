@@ -322,9 +322,7 @@ def _ports(
     if nics_per_node is None:
         return 0 if nic is None else per_node
     if nics_per_node > 0 and nic is None:
-        raise HardwareError(
-            f"{name}: {nics_per_node} NICs a node, but no nic; say which, or how fast one is"
-        )
+        raise HardwareError(say("hardware.no_nic_kind", name=name, count=nics_per_node))
     return nics_per_node
 
 

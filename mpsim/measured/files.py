@@ -106,8 +106,7 @@ class _Reading:
             raise CalibrationError(f"{self.file}: is empty; needed {_NEEDED}")
         if self.end is None and not self.partial:
             raise CalibrationError(
-                f"{self.file}: truncated, it has no end line after {len(self.measurements)}"
-                " measurements; finish it with 'mpsim measure --resume'"
+                say("measured.no_end", file=self.file, count=len(self.measurements))
             )
         return Measured(
             self.header, tuple(self.measurements.values()), tuple(self.skipped), self.end, self.file

@@ -115,10 +115,7 @@ class Header:
         here = [record.rank for record in self.ranks]
         missing = sorted(set(range(self.world_size)) - set(here))
         if missing:
-            raise ValueError(
-                f"rank {missing[0]} of {self.world_size} is missing from the header; measure again"
-                " with every rank alive"
-            )
+            raise ValueError(say("measured.missing_rank", rank=missing[0], size=self.world_size))
         if here != list(range(self.world_size)):
             raise ValueError(f"ranks are not 0 to {self.world_size - 1}, each once and in order")
         return self

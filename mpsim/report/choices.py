@@ -77,10 +77,7 @@ def what_if(
     kept = {key.partition(".")[0] for each in figures for key in (each.key, each.range_key)}
     block = Choices(
         title="Choose and see",
-        alt=(
-            f"{len(table)} combinations of {', '.join(offered) or 'one setting'}, each simulated by"
-            " itself."
-        ),
+        alt=say("report.choices", count=len(table), keys=", ".join(offered) or "one setting"),
         sliders=[
             Slider(key, texts, _place(texts, shown.get(key))) for key, texts in offered.items()
         ],

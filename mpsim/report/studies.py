@@ -159,8 +159,7 @@ def _search(data: Figures) -> _Study:
         _STEPS_SHOW,
         _table("The best layouts", ["layout"], rows, _STEP),
         rows,
-        "Layouts that the search kept a whole result of; the numbers are those of 'mpsim run"
-        " --json'.",
+        say("report.whole_results"),
     )
 
 
@@ -289,8 +288,7 @@ def _explained(data: Figures) -> _Study:
     )
     return _Study(
         "explanation",
-        f"A recorded step, {percent(longer / data['predicted_s'], signed=True)} against the"
-        " simulated one.",
+        say("report.recorded", longer=percent(longer / data["predicted_s"], signed=True)),
         "Why the recorded step differs from the simulated one.",
         [Note(f"The recording does not show {each}.", "warning") for each in data["unseen"]],
         [],

@@ -343,8 +343,7 @@ def expand_range(bounds: object) -> list[int | float]:
     count = math.floor((stop - start) / step + NEARLY) + 1 if step else 0
     if not 1 <= count <= MAX_VALUES:
         raise ValueError(
-            f"got range {bounds} with {max(count, 0)} values; needed 1 to {MAX_VALUES}, with a step"
-            " that leads from start to stop"
+            say("scenario.long_range", bounds=bounds, count=max(count, 0), most=MAX_VALUES)
         )
     if all(isinstance(bound, int) for bound in bounds):
         return [start + index * step for index in range(count)]

@@ -153,8 +153,7 @@ class Orders:
         stage_rank = _stage_rank(rank, stage)
         if len(stage_rank) % len(tokens):
             raise ScheduleError(
-                f"got {len(stage_rank)} stages on {len(tokens)} ranks; needed the same number of "
-                "stages on every rank; write one row a rank and number the stages from 0"
+                say("schedule.stages_of_ranks", stages=len(stage_rank), ranks=len(tokens))
             )
         return cls(
             schedule=schedule,

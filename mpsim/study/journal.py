@@ -87,8 +87,7 @@ class Journal:
         remarks = []
         if self.stale:
             remarks.append(
-                f"{self._path}: {self.stale} rows were written by another mpsim than {stamp()}, or"
-                " with other constants; they are computed again"
+                say("study.stale_rows", path=self._path, stale=self.stale, stamp=stamp())
             )
         if self.damaged:
             remarks.append(f"{self._path}: {self.damaged} damaged lines are computed again")

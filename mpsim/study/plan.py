@@ -440,8 +440,7 @@ def plan(
     interrupted = len(rows) + len(failed) < len(combinations)
     if not rows:
         raise ScenarioError(
-            f"{scenario.name}: none of {len(failed)} combinations can be planned; the first:"
-            f" {failed[0][1]}"
+            say("study.no_plan", name=scenario.name, count=len(failed), first=failed[0][1])
         )
     return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, assumed.facility.words)
 

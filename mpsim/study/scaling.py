@@ -204,8 +204,7 @@ def scale(
     wrong = [size for size in accelerators if size < 1 or size % each]
     if wrong or not accelerators:
         raise ScenarioError(
-            f"got {', '.join(map(str, wrong)) or 'no'} accelerators; needed multiples of the {each}"
-            " of a node"
+            say("study.whole_nodes", got=", ".join(map(str, wrong)) or "no", each=each)
         )
     rows: list[Scaled] = []
     wanted = [(mode, size) for mode in modes for size in sorted(set(accelerators))]

@@ -284,9 +284,8 @@ def straddling_words(plan: Plan, program: Program) -> str:
     nodes = layout.cluster.domains * whole.node.domain // node.accelerators
     steps = [run(each, "replay") for each in (program, _on(plan, whole.node.domain))]
     times = " and ".join(format_quantity(step.step_time_s, Dimension.TIME) for step in steps)
-    return (
-        f"{said}: the step takes {times} with {whole.node.domain} accelerators of each; set"
-        f" cluster.nodes to {nodes}, or choose degrees that divide a domain"
+    return say(
+        "training.other_domain", said=said, times=times, domain=whole.node.domain, nodes=nodes
     )
 
 

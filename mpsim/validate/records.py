@@ -405,8 +405,7 @@ def _decisions(validation: Validation) -> list[str]:
     """How good a choice the predictions make among runs of one model on as many accelerators."""
     lines = [say("validate.decision", decision=decision) for decision in validation.decisions]
     pairs = [
-        f"  {told.kind}: {told.pairs} pairs, {told.held / told.pairs:.0%} in the interval of their"
-        f" difference; {told.told} told apart"
+        say("validate.pairs", told=told, held=told.held / told.pairs)
         + (f", {told.right / told.told:.0%} of them in the measured order" if told.told else "")
         for told in told_apart(validation.records)
     ]

@@ -55,7 +55,6 @@ def check_times(schedule: str, times: Sequence[float], send: float) -> Times:
     given = [*map(float, times), float(send)]
     if len(given) != len(Times._fields) or not all(math.isfinite(t) and t >= 0 for t in given):
         raise ScheduleError(
-            f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W"
-            " and of a message, finite and not negative"
+            say("schedule.finite_times", schedule=schedule, times=tuple(times), send=send)
         )
     return Times(*given)

@@ -311,10 +311,7 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
         if logs:
             launched[name] = _ran(scenario, pool[place], place, logs)
     if not launched:
-        raise FormatError(
-            f"{folder}: none of {', '.join(data['launched'])} has a log; needed run.log in the"
-            " folder of each layout that ran"
-        )
+        raise FormatError(say("study.no_logs", folder=folder, names=", ".join(data["launched"])))
     belief = belief_of(pool, data["room"]).after(*launched.values())
     return Tried(scenario.name, pool, belief, launched)
 

@@ -247,10 +247,7 @@ class Trainings(Space[Candidate]):
     def nothing(self) -> str:
         """Refusal where no layout is legal."""
         lost = f" ({self._undivided} have layers that do not divide as the framework needs)"
-        return (
-            f"{self.scenario.name}: no legal layout{lost if self._undivided else ''}; "
-            "loosen the values given, or see 'mpsim check'"
-        )
+        return say("study.no_layout", name=self.scenario.name, lost=lost if self._undivided else "")
 
     def frames(self) -> Iterator[Waiting]:
         """Every frame that has layouts, with what makes its machine."""
