@@ -11,7 +11,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -390,6 +390,22 @@ def _told(parameter: inspect.Parameter, hint: Any, told: Mapping[str, tuple[str,
     if info.metavar is None:
         info.metavar = WORDS.get(inner)
     return Annotated[kind, info]
+
+
+def given(group: object) -> dict[str, str]:
+    """Options of a group that were given: what each is called, by its field."""
+    return {
+        field: option.annotation.__metadata__[0].param_decls[0]
+        for field, option in taken(type(group)).items()
+        if getattr(group, field) not in (option.default, [])
+    }
+
+
+def refuse_of(group: object, fields: Container[str], why: str) -> None:
+    """Refuse options of a group that were given, of these fields."""
+    for field, name in given(group).items():
+        if field in fields:
+            raise wrong(why, name)
 
 
 def unfold(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Option
 
+from mpsim import structs
 from mpsim.cli import console, options
 from mpsim.cli.emit import refuse_unwritable, targets
 from mpsim.cli.progress import phases_bar
@@ -24,35 +24,10 @@ Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROU
 """Metrics that layouts are ranked by."""
 
 
-def search(
-    file: Path,
-    over: Annotated[list[str] | None, Option(autocompletion=options.keys)] = None,
-    also: str | None = None,
-    objective: Objective | None = None,
-    pools: bool = False,
-    top: Annotated[int | None, Option(min=1)] = None,
-    max_memory: Annotated[float | None, Option(parser=options.quantity("BYTES"))] = None,
-    max_price: Annotated[float | None, Option(parser=options.quantity("PRICE_RATE"))] = None,
-    max_power: Annotated[float | None, Option(parser=options.quantity("POWER"))] = None,
-    odds: Annotated[float | None, Option(callback=options.share)] = None,
-    budget: Annotated[float | None, Option(parser=options.quantity("TIME"))] = None,
-    front: bool = True,
-    long: bool = False,
-    explain: bool = False,
-    shortlist: Annotated[int | None, Option(min=1)] = None,
-    output: Annotated[Path | None, Option(callback=options.check_folder)] = None,
-    with_runs: Path | None = None,
-    csv: options.Csv = None,
-    plot: options.Plot = None,
-    resume: options.Resume = None,
-    emit: options.Emit = None,
-    *,
-    reading: options.Reading,
-    as_json: options.AsJson = False,
-) -> None:
-    """Find the best layouts of a model on a cluster, and say why the others lose.
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is searched and ranked, within which limits, and what is written of it.
 
-    FILE: Scenario file; its own layout may be illegal.
     --over KEY=A,B,C: Search only these values of a key; repeatable.
     --also WORDS: Also search these settings: order, recompute-modules, offload, schedules,
         placement, expert-overlap, or all.
@@ -75,95 +50,96 @@ def search(
     --with-runs DIR: Folder of --shortlist with the logs of its runs: rank its layouts again,
         without a search.
     """
+
+    over: Annotated[list[str] | None, Option(autocompletion=options.keys)] = None
+    also: str | None = None
+    objective: Objective | None = None
+    pools: bool = False
+    top: Annotated[int | None, Option(min=1)] = None
+    max_memory: Annotated[float | None, Option(parser=options.quantity("BYTES"))] = None
+    max_price: Annotated[float | None, Option(parser=options.quantity("PRICE_RATE"))] = None
+    max_power: Annotated[float | None, Option(parser=options.quantity("POWER"))] = None
+    odds: Annotated[float | None, Option(callback=options.share)] = None
+    budget: Annotated[float | None, Option(parser=options.quantity("TIME"))] = None
+    front: bool = True
+    long: bool = False
+    explain: bool = False
+    shortlist: Annotated[int | None, Option(min=1)] = None
+    output: Annotated[Path | None, Option(callback=options.check_folder)] = None
+    with_runs: Path | None = None
+    csv: options.Csv = None
+    plot: options.Plot = None
+    resume: options.Resume = None
+    emit: options.Emit = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `mpsim.study.search`."""
+        return {
+            **structs.named(self, "top", "front", "explain", "pools", "max_memory", "max_price"),
+            **structs.named(self, "max_power", "odds", "budget", "resume"),
+            "also": [word.strip() for word in (self.also or "").split(",") if word.strip()],
+            "objective": None if self.objective is None else self.objective.value,
+        }
+
+
+def search(
+    file: Path, *, wanted: Wanted, reading: options.Reading, as_json: options.AsJson = False
+) -> None:
+    """Find the best layouts of a model on a cluster, and say why the others lose.
+
+    FILE: Scenario file; its own layout may be illegal.
+    """
     from mpsim.study import search as run_search
 
-    scenario = _load(reading, file)
-    (wanted,) = targets(emit, [scenario])
-    refuse_unwritable(wanted, scenario)
-    values = options.values_over(scenario, over)
+    scenario, objective = _load(reading, file), wanted.objective
+    (emitting,) = targets(wanted.emit, [scenario])
+    refuse_unwritable(emitting, scenario)
+    values = options.values_over(scenario, wanted.over)
     reading.refuse_varied(values)
-    if (shortlist is None) != (output is None):
-        raise typer.BadParameter(
-            "--shortlist N needs -o DIR, and -o DIR needs --shortlist N", param_hint="--shortlist"
+    if (wanted.shortlist is None) != (wanted.output is None):
+        raise options.wrong(
+            "--shortlist N needs -o DIR, and -o DIR needs --shortlist N", "--shortlist"
         )
-    if with_runs is not None:
-        given = {
-            "--over": over,
-            "--also": also,
-            "--objective": objective,
-            "--top": top,
-            "--max-memory": max_memory,
-            "--max-price": max_price,
-            "--max-power": max_power,
-            "--odds": odds,
-            "--budget": budget,
-            "--explain": explain,
-            "--shortlist": shortlist,
-            "--csv": csv,
-            "--plot": plot,
-            "--resume": resume,
-            "--emit": emit,
-        }
-        options.refuse(
-            given, "does nothing beside --with-runs, which searches no further; leave it out"
-        )
+    if wanted.with_runs is not None:
+        why = "does nothing beside --with-runs, which searches no further; leave it out"
+        options.refuse_of(wanted, options.given(wanted).keys() - {"with_runs"}, why)
         from mpsim.study.search.shortlist import read_runs
 
-        console.print_answer(read_runs(scenario, with_runs), as_json=as_json)
+        console.print_answer(read_runs(scenario, wanted.with_runs), as_json=as_json)
         return
     if scenario.serves:
         why = "ranks training steps; give goodput, throughput, cost or rate"
         options.refuse({"--objective": objective is Objective.TIME}, why)
-        options.refuse(
-            {"--emit": emit if pools else None}, "is the line of one server; leave out --pools"
-        )
-        given = {
-            "--odds": odds is not None,
-            "--also": also,
-            "--explain": explain,
-            "--shortlist": shortlist,
-        }
-        options.refuse(given, "is for training steps, and the scenario serves; leave it out")
+        why = "is the line of one server; leave out --pools"
+        options.refuse({"--emit": wanted.emit if wanted.pools else None}, why)
+        why = "is for training steps, and the scenario serves; leave it out"
+        options.refuse_of(wanted, ("also", "odds", "explain", "shortlist"), why)
     else:
         of_services = objective not in (None, Objective.TIME, Objective.COST)
-        given = {"--pools": pools, "--objective": of_services}
-        options.refuse(given, "is for services, and the scenario trains; leave it out")
+        refused = {"--pools": wanted.pools, "--objective": of_services}
+        options.refuse(refused, "is for services, and the scenario trains; leave it out")
     with phases_bar(scenario.name) as report:
-        outcome = run_search(
-            scenario,
-            values,
-            also=[word.strip() for word in (also or "").split(",") if word.strip()],
-            objective=None if objective is None else objective.value,
-            top=top,
-            front=front,
-            explain=explain,
-            pools=pools,
-            max_memory=max_memory,
-            max_price=max_price,
-            max_power=max_power,
-            odds=odds,
-            budget=budget,
-            resume=resume,
-            progress=report,
-        )
-    if csv is not None:
-        console.write_table(outcome, csv)
-    whole = not outcome.interrupted
+        outcome = run_search(scenario, values, progress=report, **wanted.arguments())
+    if wanted.csv is not None:
+        console.write_table(outcome, wanted.csv)
+    whole, plot = not outcome.interrupted, wanted.plot
     if plot is not None and whole and outcome.rows:
         _draw(outcome, plot)
     elif plot is not None and whole:
         console.note(f"nothing was simulated, so there is nothing to draw in {plot}")
     files = []
-    if outcome.best is not None and wanted and whole:
+    if outcome.best is not None and emitting and whole:
         best = scenario.with_values(outcome.best.values)
-        files = [item.of(best) for item in wanted]
-    chosen = _shortlist(scenario, outcome, shortlist, output) if whole else None
+        files = [item.of(best) for item in emitting]
+    chosen = _shortlist(scenario, outcome, wanted.shortlist, wanted.output) if whole else None
     if as_json:
         told: dict[str, object] = {"emitted": [item.to_json() for item in files]} if files else {}
         told |= {"shortlist": chosen.to_json()["candidates"]} if chosen is not None else {}
         console.print_json({**outcome.to_json(), **told})
     else:
-        console.print_sheet(chosen.sheet() if chosen else outcome.sheet(front=front, long=long))
+        console.print_sheet(
+            chosen.sheet() if chosen else outcome.sheet(front=wanted.front, long=wanted.long)
+        )
     for item in files:
         item.write(as_json=as_json)
     for remark in outcome.remarks:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from mpsim import structs
 from mpsim.cli.complete import HEEDED, KERNEL, Catalog, catalogs, entries, shelf
 from mpsim.cli.console import print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, quantity, taken, wrong
+from mpsim.cli.options import AsJson, Plot, given, quantity, wrong
 from mpsim.description import Figure
 from mpsim.errors import CalibrationError, FormatError, ScheduleError, WorkloadError, nearest
 from mpsim.units import Dimension, format_quantity
@@ -445,14 +445,13 @@ class Asked:
 
     def refuse_unheeded(self, subject: str | None) -> None:
         """Refuse options that are of another question."""
-        own = taken(Asked)
-        for field, value in structs.asdict(self).items():
-            if value not in (None, False) and field not in HEEDED.get(subject or "", ()):
+        for field, name in given(self).items():
+            if field not in HEEDED.get(subject or "", ()):
                 of = [question for question, options in HEEDED.items() if field in options]
-                raise wrong(
-                    f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
-                    own[field].annotation.__metadata__[0].param_decls[0],
+                why = (
+                    f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'"
                 )
+                raise wrong(why, name)
 
     @property
     def clocks(self) -> str:

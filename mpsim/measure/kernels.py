@@ -23,6 +23,7 @@ from mpsim.measure.tensors import (
     set_tf32,
 )
 from mpsim.measure.world import World
+from mpsim.measured.records import Words
 from mpsim.workload import attention_flops, gemm_flops
 
 BACKENDS: Final[Mapping[str, str]] = {
@@ -87,18 +88,24 @@ def gemm_case(
             close=lambda: set_tf32(False),
         )
 
+    sizes, variant, flops = {"m": m, "n": n, "k": k}, {"pass": kind}, gemm_flops(m, n, k)
+    case = _case(world, "gemm", sizes, variant, dtype, prepare, traffic, 2 * traffic)
+    return structs.replace(case, flops=flops, phase=phase)
+
+
+def _case(
+    world: World,
+    op: str,
+    sizes: Mapping[str, int],
+    variant: Words,
+    dtype: str,
+    prepare: Callable[[World], Work],
+    moved: float = 0.0,
+    held: float = 0.0,
+) -> Case:
+    """A kernel that every rank runs by itself, moves bytes and needs memory [B]."""
     return Case(
-        family="kernels",
-        op="gemm",
-        shape={"m": m, "n": n, "k": k},
-        variant={"pass": kind},
-        dtype=dtype,
-        group=world.everyone,
-        phase=phase,
-        flops=gemm_flops(m, n, k),
-        bytes=traffic,
-        memory=traffic * 2,
-        prepare=prepare,
+        "kernels", op, sizes, variant, dtype, world.everyone, prepare, bytes=moved, memory=held
     )
 
 
@@ -154,18 +161,12 @@ def _attention_case(
         work.check = check
         return work
 
-    return Case(
-        family="kernels",
-        op="attention",
-        shape={"batch": batch, "heads": heads, "sequence": sequence, "head_dim": head_dim},
-        variant={"pass": kind, "causal": causal, "backend": backend},
-        dtype=dtype,
-        group=world.everyone,
-        flops=attention_flops(batch * heads * sequence**2, head_dim, head_dim) * times,
-        bytes=4 * times * tensor,
-        memory=tensor * 16 + 4.0 * scores,
-        prepare=prepare,
-    )
+    sizes = {"batch": batch, "heads": heads, "sequence": sequence, "head_dim": head_dim}
+    variant: Words = {"pass": kind, "causal": causal, "backend": backend}
+    moved, held = 4 * times * tensor, tensor * 16 + 4.0 * scores
+    case = _case(world, "attention", sizes, variant, dtype, prepare, moved, held)
+    flops = attention_flops(batch * heads * sequence**2, head_dim, head_dim) * times
+    return structs.replace(case, flops=flops)
 
 
 def _reference_attention(
@@ -249,17 +250,8 @@ def _row_case(world: World, kernel: Kernel, kind: str, shape: Sequence[int], dty
         reference = None if kernel.name == "dropout" else kernel.call
         return pass_work(world, kind, moved, make, kernel.call, dtype, reference)
 
-    return Case(
-        family="kernels",
-        op=kernel.name,
-        shape={"tokens": tokens, "features": features},
-        variant={"pass": kind},
-        dtype=dtype,
-        group=world.everyone,
-        bytes=moved,
-        memory=tensor * 8,
-        prepare=prepare,
-    )
+    sizes = {"tokens": tokens, "features": features}
+    return _case(world, kernel.name, sizes, {"pass": kind}, dtype, prepare, moved, tensor * 8)
 
 
 def _embedding_case(world: World, kind: str, shape: Sequence[int], dtype: str) -> Case:
@@ -273,17 +265,9 @@ def _embedding_case(world: World, kind: str, shape: Sequence[int], dtype: str) -
         call = functools.partial(functional.embedding, ids)
         return pass_work(world, kind, table, make, call, dtype, call)
 
-    return Case(
-        family="kernels",
-        op="embedding",
-        shape={"tokens": tokens, "vocabulary": vocabulary, "features": width},
-        variant={"pass": kind},
-        dtype=dtype,
-        group=world.everyone,
-        bytes=moved + (table if kind == "backward" else 0.0),
-        memory=4 * moved + 4 * table,
-        prepare=prepare,
-    )
+    sizes = {"tokens": tokens, "vocabulary": vocabulary, "features": width}
+    held, moved = 4 * moved + 4 * table, moved + (table if kind == "backward" else 0.0)
+    return _case(world, "embedding", sizes, {"pass": kind}, dtype, prepare, moved, held)
 
 
 def _loss_case(world: World, kind: str, shape: Sequence[int], dtype: str) -> Case:
@@ -300,17 +284,8 @@ def _loss_case(world: World, kind: str, shape: Sequence[int], dtype: str) -> Cas
 
         return pass_work(world, kind, logits, make, call, dtype, call)
 
-    return Case(
-        family="kernels",
-        op="cross_entropy",
-        shape={"tokens": tokens, "vocabulary": vocabulary},
-        variant={"pass": kind},
-        dtype=dtype,
-        group=world.everyone,
-        bytes=2 * logits,
-        memory=8 * logits,
-        prepare=prepare,
-    )
+    sizes, moved, held = {"tokens": tokens, "vocabulary": vocabulary}, 2 * logits, 8 * logits
+    return _case(world, "cross_entropy", sizes, {"pass": kind}, dtype, prepare, moved, held)
 
 
 def _maker(world: World, dtype: str, kind: str, *shapes: tuple[int, ...]) -> Callable[[], Tensors]:
@@ -339,17 +314,9 @@ def _adam_case(world: World, count: int, dtype: str) -> Case:
         turn = rotated(world, 4.0 * count * element, lambda: make()[0])
         return Work(run=lambda: turn().step(), check=check)
 
-    return Case(
-        family="kernels",
-        op="adam",
-        shape={"parameters": count},
-        variant={"fused": True},
-        dtype=dtype,
-        group=world.everyone,
-        bytes=7.0 * count * element,  # reads weight, gradient and two moments, writes three of them
-        memory=4.0 * count * element,
-        prepare=prepare,
-    )
+    moved = 7.0 * count * element  # reads weight, gradient and two moments, writes three of them
+    sizes, held = {"parameters": count}, 4.0 * count * element
+    return _case(world, "adam", sizes, {"fused": True}, dtype, prepare, moved, held)
 
 
 def _copy_case(world: World, size: int, way: str, *, phase: str = "burst") -> Case:
@@ -372,18 +339,9 @@ def _copy_case(world: World, size: int, way: str, *, phase: str = "burst") -> Ca
 
         return Work(run=run, check=check, capturable=way == "device")
 
-    return Case(
-        family="kernels",
-        op="copy",
-        shape={"bytes": size},
-        variant={"way": way},
-        dtype="uint8",
-        group=world.everyone,
-        phase=phase,
-        bytes=2.0 * size if way == "device" else float(size),
-        memory=2.0 * size,
-        prepare=prepare,
-    )
+    moved = 2.0 * size if way == "device" else float(size)
+    case = _case(world, "copy", {"bytes": size}, {"way": way}, "uint8", prepare, moved, 2.0 * size)
+    return structs.replace(case, phase=phase)
 
 
 def _launch_cases(world: World) -> list[Case]:
@@ -393,15 +351,6 @@ def _launch_cases(world: World) -> list[Case]:
         number = torch.zeros(1, device=world.device)
         return Work(run=lambda: number.add_(1.0), capturable=way == "graph", host=way == "host")
 
-    return [
-        Case(
-            family="kernels",
-            op="launch",
-            shape={},
-            variant={"way": way},
-            dtype="float32",
-            group=world.everyone,
-            prepare=functools.partial(work, way=way),
-        )
-        for way in (["host"] if world.kind == "cpu" else ["host", "stream", "graph"])
-    ]
+    ways = ["host"] if world.kind == "cpu" else ["host", "stream", "graph"]
+    each = {way: functools.partial(work, way=way) for way in ways}
+    return [_case(world, "launch", {}, {"way": way}, "float32", each[way]) for way in ways]
