@@ -198,9 +198,9 @@ def _rows(name: str, key: object) -> list[Mapping[str, Any]]:
     ]
 
 
-def _chip(data: Data, own: str | None) -> Accelerator | None:
+def _chip(data: Data, own: object) -> Accelerator | None:
     """A pool's own accelerator or that of the cluster; None where the schema has to say why."""
     with contextlib.suppress(MpsimError, ValueError):
         choice = ClusterChoice.model_validate(expand_shorthand("cluster", data.get("cluster")))
-        return accelerator(own) if own else choice.resolve(lambda _: Path()).accelerator
+        return accelerator(str(own)) if own else choice.resolve(lambda _: Path()).accelerator
     return None

@@ -9,6 +9,7 @@ is replaced by the one that means it here.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 
@@ -37,7 +38,8 @@ def settle(data: Data) -> Data:
         return data
     settled: Data = copied(data)
     for key, value in found.items():
-        assign(settled, tuple(key.split(".")), value)
+        with contextlib.suppress(KeyError):  # what is no mapping, the schema says
+            assign(settled, tuple(key.split(".")), value)
     return settled
 
 

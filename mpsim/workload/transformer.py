@@ -297,6 +297,8 @@ def _check_stacks(model: Transformer) -> Iterator[str]:
         )
     if model.mla and (model.qk_norm or model.kv_heads != model.heads):
         yield say("workload.latent")
+    if model.qk_norm_whole and not model.qk_norm:
+        yield "qk_norm_whole says what qk_norm spans; set qk_norm to true, or leave it out"
 
 
 def _whole(value: object) -> bool:

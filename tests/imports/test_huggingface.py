@@ -65,6 +65,13 @@ def test_what_is_no_transformer_is_refused_by_name(kind, word, config):
     assert kind in str(error.value)
 
 
+@pytest.mark.parametrize(("kind", "whole"), [("olmo2", True), ("olmoe", True), ("qwen3", None)])
+def test_norms_of_all_heads_are_told_from_those_of_each(kind, whole, config):
+    """OLMo's span every head of a layer, so that tensor parallel ranks have to sum them."""
+    model = config(model_type=kind, **SMALL).scenario["model"]
+    assert (model["qk_norm"], model.get("qk_norm_whole")) == (True, whole)
+
+
 def test_a_type_in_no_table_has_no_count(config):
     """Its sizes are read as the most usual class's, with a warning; a count would be a guess."""
     read = config(model_type="brand_new", **SMALL)

@@ -135,6 +135,7 @@ EXACT = {
     "glm-4.5": 352_797_814_784,  # without the layer that predicts further tokens
     "glm-4.5-air": 106_852_245_504,
     "dbrx-132b": 131_596_523_520,
+    "olmoe-1b-7b": 6_919_161_856,  # norms of queries and keys as wide as all heads
     "t5-large": 737_668_096,
     "t5-3b": 2_851_598_336,
     "t5-11b": 11_307_321_344,
@@ -144,7 +145,6 @@ EXACT = {
 BESIDE = {
     "gpt-oss-20b": (20_914_757_184, 24 * 64, "an attention sink for each head"),
     "gpt-oss-120b": (116_829_156_672, 36 * 64, "an attention sink for each head"),
-    "olmoe-1b-7b": (6_919_161_856, 16 * 2 * (2048 - 128), "norms of queries and keys as wide as all heads"),
     "falcon-180b": (179_522_565_120, (80 * 3 + 1) * 14848, "a second norm in each layer, and biases of norms"),
 }  # fmt: skip
 

@@ -68,9 +68,8 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
         assumed.append(Assumed("recompute", "", str(meant[0]["assumed"])))
     if not meant and not _modules(whole.cells):
         assumed += _meant_by("recomputations", text, to="recompute")
-    with contextlib.suppress(
-        CalibrationError
-    ):  # what is refused says so where the scenario is made
+    # what is refused says so where the scenario is made
+    with contextlib.suppress(CalibrationError):
         assumed += attention_of(whole.cells)[1]
     for section, column in _ALSO_TOLD.items():
         assumed += _meant_by(section, whole.cells.text(column), to=section)

@@ -80,6 +80,27 @@ def test_pools_share_a_chunk_among_their_own_ranks_and_take_it_by_their_own_devi
     assert (plan.prefill.engine.max_tokens, plan.engine.max_tokens) == (2048, 512)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("serving", 5),
+        ("serving.engine", ["vllm"]),
+        ("serving.disaggregated.prefill.accelerator", ["b200-sxm"]),
+        ("serving.disaggregated.prefill.accelerator", 5),
+    ],
+)
+def test_a_value_of_another_kind_is_the_schemas_to_refuse(key, value):
+    """Defaults of the engine that would stand beside it are no reason to fail before."""
+    data = {**BASE, "serving": {"disaggregated": {"prefill": {"tp": 8}, "decode": {"tp": 8}}}}
+    *holders, last = key.split(".")
+    section = data
+    for holder in holders:
+        section = section[holder]
+    section[last] = value
+    with pytest.raises(ScenarioError, match=f"{key}: "):
+        Scenario.from_mapping(data)
+
+
 def test_every_mistake_is_told_at_once():
     """An option of another engine, one that is not simulated, one of the layout and a wrong value."""
     with pytest.raises(ScenarioError) as error:

@@ -31,7 +31,7 @@ def loader(request, monkeypatch):
     chosen = {"C": getattr(yaml, "CSafeLoader", yaml.SafeLoader), "python": yaml.SafeLoader}
     monkeypatch.setattr(document, "_Loader", chosen[request.param])
     untyped = type("_Untyped", (chosen[request.param],), {"yaml_implicit_resolvers": {}})
-    monkeypatch.setattr(shipped, "_Untyped", untyped)
+    monkeypatch.setattr(shipped, "_untyped", lambda: untyped)
     return request.param
 
 

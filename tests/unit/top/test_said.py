@@ -23,11 +23,9 @@ def _calls() -> Iterator[tuple[str, set[str] | None]]:
         if not any(f"{name}(" in source for name in CALLS):
             continue
         for node in ast.walk(ast.parse(source)):
-            name = (
-                node.func.id
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-                else ""
-            )
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))  # of a module, or alone
             if name in CALLS and isinstance(node.args[0], ast.Constant):
                 package, own = CALLS[name]
                 given = {keyword.arg for keyword in node.keywords}
