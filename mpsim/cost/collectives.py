@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library
-from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
+from mpsim.cost.traffic import COLLECTIVES, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.memo import Memo, remembered
@@ -119,18 +118,6 @@ class CollectiveModel:
         quiet = choose_group("collectives", "quiet", link.name, "network")
         rate = node.nics * link.bandwidth * ledger.use(quiet, "nic_fraction")
         return self.seconds("all_reduce", 8.0, group) + size_bytes / (share * rate)
-
-    def uneven_all_to_all(self, pair_bytes: ArrayLike, group: GroupShape) -> float:
-        """Time of an all-to-all whose ranks send each other unequal amounts: the busiest link sets
-        it.
-
-        `pair_bytes`: what rank i sends to rank j, n by n; ranks are numbered domain by domain [B].
-
-        Returns: time [s]: that of an even all-to-all which loads its links as much as this one its
-        busiest; see `mpsim.cost.traffic.equal_share`.
-        """
-        share = equal_share(pair_bytes, group, pxn=self.library.forwards)
-        return self.seconds("all_to_all", share, group)
 
     def answer(self, kind: str, size_bytes: float, group: GroupShape) -> CollectiveAnswer:
         """Time of one collective with what runs and what the time rests on. `kind`: one of

@@ -198,11 +198,6 @@ class _Later:
         latency = self._model.seconds(kind, _NEXT_TO_NOTHING, group)
         return self._model.seconds(kind, size_bytes, group) + self._share[group.crosses] * latency
 
-    def uneven_all_to_all(self, pair_bytes: Any, group: GroupShape) -> float:
-        latency = self._model.seconds("all_to_all", _NEXT_TO_NOTHING, group)
-        whole = self._model.uneven_all_to_all(pair_bytes, group)
-        return whole + self._share[group.crosses] * latency
-
     def send(self, size_bytes: Any, *, crosses: bool, **how: Any) -> Any:
         latency = self._model.send(_NEXT_TO_NOTHING, crosses=crosses, **how)
         whole = self._model.send(size_bytes, crosses=crosses, **how)

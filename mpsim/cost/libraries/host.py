@@ -107,11 +107,6 @@ class HostLibrary:
         self._constants = calibrated_groups("libraries", cluster.calibration)[f"host.{name}"]
         self._table = decision_table(name)
 
-    @property
-    def forwards(self) -> bool:
-        """Every rank uses its own NIC."""
-        return False
-
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of a collective [s] by each size's algorithm, never below that of a smaller size."""
         wires = self._wires(_of_kind(kind, group))

@@ -25,10 +25,6 @@ class Library(Protocol):
     def name(self) -> str:
         """Name of the library, one of `library_names`."""
 
-    @property
-    def forwards(self) -> bool:
-        """Whether a message leaves its domain by the NIC of its destination's rail (PXN)."""
-
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of one collective other than send_recv [s]."""
 
