@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from bench.shapes import kin_of
 from bench.tables import lookup, table
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -12,7 +13,9 @@ from mpsim.formats.cells import Cells
 __all__ = ["attention_of"]
 
 
-def attention_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
+def attention_of(
+    cells: Cells, column: str = "attention_type"
+) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
     """Fields of a model that the words for its attention say, and what they leave open.
 
     Raises
@@ -25,23 +28,30 @@ def attention_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
     >>> attention_of(Cells({"attention_type": "gqa, SWA 4096 on 3 of 4 layers"}))[0]
     {'attention': 'sliding', 'window': 4096, 'full_every': 4}
     """
-    text = cells.text("attention_type")
+    text = cells.text(column)
     entry, parts = lookup("training", "attention", text), table("training")["attention_parts"]
     fields = dict(entry.get("model", {}))
     assumed = [Assumed("attention", "", entry["assumed"])] if "assumed" in entry else []
     if re.search(parts["parallel"], text, re.IGNORECASE):
         fields["parallel_block"] = True
     if "latent" in entry:
-        return fields | {"mla": _latent(cells, assumed)}, tuple(assumed)
+        return fields | {"mla": _latent(text, cells, assumed)}, tuple(assumed)
+    kin = kin_of(cells)
     if re.search(parts["windows"], text, re.IGNORECASE):
         fields |= _window(text, assumed)
+    elif kin is not None and kin.full_every and "attention" not in fields:
+        fields |= {"attention": kin.attention, "window": kin.window, "full_every": kin.full_every}
+        assumed.append(Assumed("window", str(kin.window), f"{kin.name} has these sizes"))
     return fields, tuple(assumed)
 
 
-def _latent(cells: Cells, assumed: list[Assumed]) -> dict[str, int]:
-    """Sizes of latent attention, those of the model that began with it where words leave them out."""
+def _latent(text: str, cells: Cells, assumed: list[Assumed]) -> dict[str, int]:
+    """Sizes of latent attention, where words leave them out those of the model with such sizes or of the one that began with it."""
     usual = dict(table("inference")["latent"])
-    why, text = usual.pop("why"), cells.text("attention_type")
+    why, kin = usual.pop("why"), kin_of(cells)
+    if kin is not None and kin.mla is not None:
+        usual = {size: getattr(kin.mla, size) for size in usual}
+        why = f"{kin.name} has these sizes"
     patterns = table("training")["attention_parts"]["latent"]
     found = {size: re.search(pattern, text, re.IGNORECASE) for size, pattern in patterns.items()}
     stated = {size: int(match[1]) for size, match in found.items() if match}
@@ -51,7 +61,7 @@ def _latent(cells: Cells, assumed: list[Assumed]) -> dict[str, int]:
         # some state the width of queries whole, with its rotary part
         whole = width == sizes["v_head_dim"] + rotary
         stated.setdefault("qk_nope_head_dim", width - rotary if whole else width)
-    if "kv_lora_rank" in stated:
+    if "kv_lora_rank" in stated and not kin:
         stated.setdefault("q_lora_rank", 0)  # queries that nobody speaks of come from one product
     assumed += [Assumed(size, str(usual[size]), why) for size in usual if size not in stated]
     return usual | stated

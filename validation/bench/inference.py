@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.assumptions import network_of
+from bench.attention import attention_of
 from bench.instances import layout_of, pools_of
 from bench.machines import nic_named, per_node, rack_of
 from bench.rows import Row
-from bench.tables import lookup, table
+from bench.shapes import kin_of, layers_of_experts
+from bench.tables import affirmed, lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -46,6 +48,7 @@ MEASURED = (
 _UNITS = {"ms": 1e-3, "tokens/s": 1.0}
 _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
+_DRAFTS_NOTHING = r"(none|no|not|off|without|disabled|false|0)\b"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
 _EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
@@ -138,9 +141,10 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         why = cells.text("missing_or_assumed") or "not said"
         raise CalibrationError(f"the row is marked as lacking what matters: {why}")
     lookup(_TABLE, "regimes", cells.text("regime"))
+    cells = _in_formats(cells)
     said = cells.text("speculation")
-    drafts = bool(said) and not said.startswith("none")
-    if drafts or re.search(_SPECULATES, cells.text("notes")):
+    drafts = bool(said) and not re.match(_DRAFTS_NOTHING, said, re.IGNORECASE)
+    if drafts or re.search(_SPECULATES, affirmed(cells.text("notes"))):
         raise CalibrationError("speculation without its acceptance is not predicted")
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
@@ -225,19 +229,34 @@ def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServiceP
     return plan
 
 
+def _in_formats(cells: Cells) -> Cells:
+    """The row with the formats of its weights and of its cache instead of words for them.
+
+    Raises
+    ------
+    CalibrationError
+        If one of them is not known, or not priced.
+    """
+    stated = cells.text("kv_dtype")
+    try:
+        cache = lookup(_TABLE, "cache_formats", stated)["format"]
+    except CalibrationError:
+        raise CalibrationError(
+            f"kv_dtype is {stated[:40]!r}; {nearest(stated, CACHE_BYTES)}"
+        ) from None
+    weights = lookup(_TABLE, "formats", cells.text("weight_dtype"))["format"]
+    return Cells({**cells.values, "weight_dtype": str(weights), "kv_dtype": str(cache)})
+
+
 def _weights(cells: Cells, assumed: list[Assumed]) -> str:
     if stored := _first("checkpoints", cells):
         assumed.append(Assumed("weights", stored["format"], stored["why"]))
         return str(stored["format"])
-    entry = lookup(_TABLE, "formats", cells.text("weight_dtype"))
-    return cells.text("weight_dtype") if entry.get("same") else str(entry["format"])
+    return cells.text("weight_dtype")
 
 
 def _cache(cells: Cells, assumed: list[Assumed]) -> str:
-    stated = cells.text("kv_dtype")
-    if stated:
-        if stated not in CACHE_BYTES:
-            raise CalibrationError(f"kv_dtype is {stated[:40]!r}; {nearest(stated, CACHE_BYTES)}")
+    if stated := cells.text("kv_dtype"):
         return stated
     entry = _first("caches", cells)
     assumed.append(Assumed("kv_dtype", entry["kv"], entry["why"]))
@@ -255,22 +274,24 @@ def _first(section: str, cells: Cells) -> Mapping[str, Any]:
 
 
 def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
-    name, attention = cells.text("model"), cells.text("attention")
-    lookup(_TABLE, "attention", attention)
+    name = cells.text("model")
+    kin = kin_of(cells)
+    if kin is not None and kin.layer_pattern:
+        raise CalibrationError("layers that mix attention with others are not priced here")
+    attention, told = attention_of(cells, "attention")
+    if attention.get("attention") == "full":
+        raise CalibrationError("a model that sees what comes later is no service of tokens")
+    assumed += told
     heads, hidden = cells.required("heads"), cells.required("hidden")
     experts = cells.whole("moe_experts")
     ffn = cells.whole("ffn_hidden") or (cells.whole("moe_ffn_hidden") if experts else None)
     if ffn is None:
         ffn = 4 * hidden
         assumed.append(Assumed("ffn_hidden", ffn, "four times the hidden width"))
-    window = re.search(r"every second layer a window of (\d+)", attention)
-    latent = attention.startswith("mla")
     norms = _known(name).get("norms", ())
     if norms:
         assumed.append(Assumed("norms", ", ".join(norms), _known(name)["why"]))
-    shape = dict(table(_TABLE)["latent"])
-    if latent:
-        assumed.append(Assumed("mla", "", shape.pop("why")))
+    latent = attention.pop("mla", None)
     return Transformer(
         name=name,
         layers=cells.required("layers"),
@@ -286,12 +307,10 @@ def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
         bias=False,
         norm="rmsnorm",
         moe=_experts(cells, experts, ffn, assumed) if experts else None,
-        mla=LatentAttention(**shape) if latent else None,
-        attention="sliding" if window else "causal",
-        window=int(window[1]) if window else 0,
-        full_every=2 if window else 0,
+        mla=LatentAttention(**latent) if latent else None,
         qk_norm="qk_norm" in norms,
         qk_norm_whole="qk_norm_whole" in norms,
+        **attention,
     )
 
 
@@ -302,27 +321,16 @@ def _known(name: str) -> Mapping[str, Any]:
 
 
 def _experts(cells: Cells, count: int, ffn: int, assumed: list[Assumed]) -> Experts:
-    """Experts as the row and, where it is silent, the table of models have them."""
-    name = cells.text("model")
-    parts: dict[str, int] = {}
-    for key in ("dense_layers", "shared_experts", "every"):
-        if key not in (entry := _known(name)) or cells.text(f"moe_{key}"):
-            continue
-        value = entry[key]
-        if isinstance(value, Mapping):
-            value = next(number for word, number in value.items() if word in name)
-        parts[key] = value
-        assumed.append(Assumed(f"moe_{key}", value, entry["why"]))
-    for key in ("dense_layers", "shared_experts"):
-        if (stated := cells.whole(f"moe_{key}")) is not None:
-            parts[key] = stated
+    """Experts as the row and, where it is silent, the published model of its sizes have them."""
+    parts = layers_of_experts(cells)
+    assumed += [Assumed(f"moe_{key}", value, why) for key, (value, why) in parts.items() if why]
     return Experts(
         experts=count,
         top_k=cells.whole("moe_topk") or 1,
         ffn_hidden=cells.whole("moe_ffn_hidden") or ffn,
-        dense_layers=parts.get("dense_layers", 0),
-        shared_experts=parts.get("shared_experts", 0),
-        every=parts.get("every", 1),
+        dense_layers=parts["dense_layers"][0],
+        shared_experts=parts["shared_experts"][0],
+        every=parts["every"][0],
     )
 
 

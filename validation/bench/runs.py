@@ -16,7 +16,7 @@ from bench.assumptions import BY_FAMILY, Filled, fill_in
 from bench.attention import attention_of
 from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
-from bench.shapes import counted, stated
+from bench.shapes import counted, kin_of, layers_of_experts, stated
 from bench.tables import affirmed, lookup, on_top, rule_of, said, table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
@@ -71,8 +71,13 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     # what is refused says so where the scenario is made
     with contextlib.suppress(CalibrationError):
         assumed += attention_of(whole.cells)[1]
+    if preset := _mixed(whole.cells):
+        assumed.append(Assumed("model", preset, "it has these sizes"))
     for section, column in _ALSO_TOLD.items():
         assumed += _meant_by(section, whole.cells.text(column), to=section)
+    if whole.cells.whole("moe_experts"):
+        found = layers_of_experts(whole.cells)
+        assumed += [Assumed(f"moe_{name}", str(n), why) for name, (n, why) in found.items() if why]
     if whole.cells.text("seq_len") and (alone := _document(whole.cells)):
         assumed.append(Assumed("document_tokens", str(alone[0]), alone[1]))
     return Filled(whole.cells, (*whole.assumed, *assumed))
@@ -393,7 +398,8 @@ def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
     """Refuse what is not simulated, before anything else is asked of the row."""
     if "refused" in rule:
         raise CalibrationError(rule["refused"])
-    lookup("training", "attention", cells.text("attention_type"))
+    if not _mixed(cells):
+        attention_of(cells)
     if cells.text("zero_stage"):
         lookup("training", "sharding", cells.text("zero_stage"))
 
@@ -401,7 +407,8 @@ def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
 def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if "preset" in rule["model"]:
         return {**rule["model"], "layers": cells.required("layers")}
-    if (known := cells.text("mpsim_model")) in model_names():
+    known = cells.text("mpsim_model")
+    if known in model_names() or (known := _mixed(cells)):
         return {"preset": known, "layers": cells.required("layers"), **_habits(rule)}
     gated = cells.flag("gated_mlp")
     if gated is None:
@@ -422,6 +429,12 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **_experts(cells),
     }
     return on_top(read, rule["model"])
+
+
+def _mixed(cells: Cells) -> str:
+    """The published model of such sizes whose layers mix attention with others, which no column of a row describes."""
+    kin = kin_of(cells)
+    return kin.name if kin is not None and kin.layer_pattern else ""
 
 
 def _habits(rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,16 +472,16 @@ def _experts(cells: Cells) -> dict[str, Any]:
         "experts": cells.required("moe_experts"),
         "top_k": cells.required("moe_topk"),
         "ffn_hidden": cells.required("moe_ffn_hidden"),
-        "shared_experts": cells.whole("moe_shared_experts") or 0,
-        "dense_layers": cells.whole("moe_dense_layers") or 0,
+        **{name: value for name, (value, _) in layers_of_experts(cells).items()},
     }
     if cells.text("moe_capacity") == "busiest":
         most = experts["experts"] / experts["top_k"]
         experts["capacity_factor"] = 1.0 + table("assumptions")["busiest"]["share"] * (most - 1.0)
     elif capacity := cells.number("moe_capacity"):
         experts["capacity_factor"] = capacity
-    every = cells.whole("moe_every") or 1  # left out where all layers have them
-    return {"moe": experts | ({"every": every} if every > 1 else {})}
+    if experts["every"] == 1:
+        del experts["every"]  # left out where all layers have them
+    return {"moe": experts}
 
 
 def _explained(cells: Cells) -> bool:

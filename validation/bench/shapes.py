@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
+from mpsim.memo import remembered
+from mpsim.workload import Transformer, model, model_names
 
-__all__ = ["check_parameters", "counted", "gate_of", "head_of", "stated", "tables"]
+__all__ = [
+    "check_parameters",
+    "counted",
+    "gate_of",
+    "head_of",
+    "kin_of",
+    "layers_of_experts",
+    "stated",
+    "tables",
+]
 
 _HEADS = (64, 128, 256)  # widths of a head that published models have
 _EXPLAINED = 0.05  # columns that come this close leave nothing open
 _CONTRADICTED = 0.1  # of the parameters; columns and statements round, and count tables or not
 _BILLION = 1e9
+_PADDED = 0.02  # of a vocabulary, so that it divides
 _CUT = r"\bproxy|truncated|(fewer|less|of \d+) layers"  # words of a model that is not whole
 
 
@@ -49,6 +62,52 @@ def stated(cells: Cells) -> float:
     """Parameters that a row states, of a run or of a whole training [1]; 0 where it states none."""
     billions = cells.number("params_billion") or cells.number("params_total_b") or 0.0
     return billions * _BILLION
+
+
+def kin_of(cells: Cells) -> Transformer | None:
+    """The published model of the catalog that has the sizes of a row, whatever the row calls it: it tells what the columns leave open.
+
+    Examples
+    --------
+    >>> sizes = {"layers": "61", "hidden": "7168", "heads": "128", "moe_experts": "256", "moe_ffn_hidden": "2048"}
+    >>> kin_of(Cells(sizes)).name
+    'deepseek-v3'
+    """
+    sizes = [cells.whole(name) for name in ("layers", "hidden", "heads")]
+    experts = cells.whole("moe_experts") or 0
+    width = (experts and cells.whole("moe_ffn_hidden")) or cells.whole("ffn_hidden")
+    for kin in _catalog().get((*sizes, experts, width), ()):
+        alike = (cells.whole("kv_heads"), kin.kv_heads), (cells.whole("vocab"), kin.vocab)
+        if kin.mla or all(not ours or abs(ours / of_kin - 1) < _PADDED for ours, of_kin in alike):
+            return kin
+    return None
+
+
+def layers_of_experts(cells: Cells) -> dict[str, tuple[int, str]]:
+    """Shared experts, leading layers without experts, and every how many layers have them: of the row, else of the published model of its sizes, and then why."""
+    kin = kin_of(cells)
+    found: dict[str, tuple[int, str]] = {}
+    # layers without experts are leading ones or every so many: who states one of the two states both
+    told = any(cells.text(f"moe_{name}") for name in ("dense_layers", "every"))
+    for name, usual in (("shared_experts", 0), ("dense_layers", 0), ("every", 1)):
+        value, why = cells.whole(f"moe_{name}"), ""
+        silent = value is None and not (told and name != "shared_experts")
+        if silent and kin is not None and kin.moe is not None:
+            value = getattr(kin.moe, name)
+            why = f"{kin.name} has these sizes" if value != usual else ""
+        found[name] = (usual if value is None else value, why)
+    return found
+
+
+@remembered(1)
+def _catalog() -> Mapping[tuple[int | None, ...], list[Transformer]]:
+    """Models of the catalog by their sizes."""
+    found: dict[tuple[int | None, ...], list[Transformer]] = {}
+    for kin in map(model, model_names()):
+        experts = kin.moe.experts if kin.moe else 0
+        width = kin.moe.ffn_hidden if kin.moe else kin.ffn_hidden
+        found.setdefault((kin.layers, kin.hidden, kin.heads, experts, width), []).append(kin)
+    return found
 
 
 def check_parameters(cells: Cells, simulated: float) -> None:

@@ -60,7 +60,7 @@ def rule_of(cells: Cells, name: str = "training") -> Mapping[str, Any]:
                 rule["assumed"] = [*rule.get("assumed", ()), _BY_NAME]
             for more in (*entry.get("also", ()), *table(name)["everywhere"]):
                 if _fits(cells, more):
-                    rule = on_top(rule, more)
+                    rule = on_top(rule, _spelt(more, cells))
                 elif "off" in more and _fits(cells, more, denied=True):
                     rule = on_top(rule, more["off"])
             return rule
@@ -82,6 +82,20 @@ def of_stack(setting: Setting, rule: Mapping[str, Any]) -> Setting:
 def seen_as(setting: Setting, seen: str) -> Setting:
     """The setting of a peak read as ``memory`` of the device, ``reserved`` or ``allocated``."""
     return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
+
+
+def _spelt(entry: Mapping[str, Any], cells: Cells) -> Mapping[str, Any]:
+    """An entry whose framework takes a word of the row, such as the version in the name of a kernel."""
+    framework: Mapping[str, Any] = entry.get("framework", {})
+    if not any("\\" in str(value) for value in framework.values()):
+        return entry
+    found = re.search(entry["where"][_SAID], _text(cells, _SAID), flags=re.IGNORECASE)
+    assert found is not None, "an entry that takes a word fits"
+    spelt = {
+        key: found.expand(value) if isinstance(value, str) else value
+        for key, value in framework.items()
+    }
+    return {**entry, "framework": spelt}
 
 
 def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_assumptions_are_listed(rows, tmp_path):
     chosen = [{**row, "kv_dtype": ""} for row in rows if row["id"] == "aicsil-0095"]
     record = _records(chosen, tmp_path)["aicsil-0095#tpot"]
     assert any(sentence.startswith("kv_dtype = ") for sentence in record.assumed)
-    assert any(sentence.startswith("mla") for sentence in record.assumed)
+    assert any(sentence.startswith("kv_lora_rank") for sentence in record.assumed)
 
 
 def test_engines_do_not_hang_on_names_of_families_and_sources(rows, tmp_path):
@@ -246,3 +246,71 @@ def test_a_benchmark_sizes_its_engine_for_its_requests(
     (engine,) = _engines([row for row in rows if row["id"] == name], tmp_path)
     assert (engine.max_sequences, engine.max_tokens) == (sequences, tokens)
     assert tuple(engine.graph_sizes[-2:]) == graphs
+
+
+def _changed(rows, folder, **change: str):
+    """The plan of a row of one H100 with other words."""
+    (row,) = (row for row in rows if row["id"] == "aicsil-0095")
+    return plan_of(opened(_written([{**row, **change}], folder))[1][0])[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cache", "formats"),
+    [
+        ("BF16", "auto", "bf16"),
+        ("float16", "FP8_E4M3", "fp16"),
+        ("W8A8 (FP8)", "fp8_e5m2", "fp8"),
+        ("w8a8", "INT8", "int8"),
+        ("SmoothQuant", "half", "int8"),
+        ("W4A16 (GPTQ)", "bfloat16", "w4a16"),
+        ("fp8 (block 128x128)", "fp8", "fp8_block"),
+        ("NVFP4 (ModelOpt)", "fp8", "nvfp4"),
+    ],
+)
+def test_formats_are_read_in_whatever_case_and_words(weights, cache, formats, rows, tmp_path):
+    change = {"accelerator": "B200-SXM-180GB", "moe_experts": "", "model": "somebody's"}
+    plan = _changed(rows, tmp_path, **change, weight_dtype=weights, kv_dtype=cache)
+    assert plan.weights == formats
+    wanted = {"auto": "bf16", "bfloat16": "bf16", "half": "fp16", "INT8": "int8"}
+    assert plan.kv == wanted.get(cache, "fp8")
+
+
+@pytest.mark.parametrize("weights", ["q4_k_m (GGUF)", "nf4", "int8_wo", "w4a8"])
+def test_formats_without_a_price_are_refused_by_what_they_are(weights, rows, tmp_path):
+    with pytest.raises(CalibrationError, match="format"):
+        _changed(rows, tmp_path, weight_dtype=weights)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "drafts"),
+    [
+        ("speculation", "off", False),
+        ("speculation", "no MTP", False),
+        ("speculation", "EAGLE3", True),
+        ("notes", "1k/1k, MTP off, no speculative decoding", False),
+        ("notes", "MTP n=3", True),
+    ],
+)
+def test_speculation_that_is_denied_is_none(column, text, drafts, rows, tmp_path):
+    if drafts:
+        with pytest.raises(CalibrationError, match="acceptance"):
+            _changed(rows, tmp_path, **{column: text})
+    else:
+        assert _changed(rows, tmp_path, **{column: text}).speculation is None
+
+
+def test_the_engine_inside_a_front_is_that_of_its_date(rows, tmp_path):
+    front = {"engine": "NVIDIA Dynamo (vLLM backend)", "engine_version": "0.3"}
+    engines = [
+        _changed(rows, tmp_path, **front, measured_date=date).engine.name
+        for date in ("2025-07", "2026-02")
+    ]
+    assert engines == ["vllm-v1", "vllm-async"]
+
+
+def test_words_of_attention_are_those_of_training_rows(rows, tmp_path):
+    change = {"attention": "gqa, 5 local (1024) : 1 global", "moe_experts": "", "kv_heads": "8"}
+    model = _changed(rows, tmp_path, **change).model
+    assert (model.window, model.full_every) == (1024, 6)
+    with pytest.raises(CalibrationError, match="what comes later"):
+        _changed(rows, tmp_path, **change | {"attention": "bidirectional"})
