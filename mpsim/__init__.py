@@ -79,12 +79,8 @@ _HOMES = {
     for name in names.split()
 }
 __all__ = sorted(_HOMES)
-_AT_HOME = {
-    "Result": "JobResult",
-    "goodput": "simulate_goodput",
-    "schedule": "schedule_times",
-    "validate": "validate_files",
-}
+_AT_HOME = {"Result": "JobResult", "goodput": "simulate_goodput"}
+_AT_HOME |= {"schedule": "schedule_times", "validate": "validate_files"}
 """Names that say more where they live: a Result is any job's; a step's is in `mpsim.result`."""
 
 

@@ -44,10 +44,9 @@ _FORMAT = 1
 _KINDS = 256  # classes whose fields stay known
 _WRONG = (
     *(OSError, ValueError, LookupError, TypeError, AssertionError, AttributeError),
-    *(MemoryError, EOFError, zlib.error),
-    RuntimeError,  # nested too deeply, or packed in a way that zipfile has no word for
+    *(MemoryError, EOFError, zlib.error, RuntimeError),
 )
-"""What a file that is damaged or made up can lead to."""
+"""What a file that is damaged or made up, nested too deeply or packed oddly can lead to."""
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 

@@ -60,8 +60,7 @@ class Section:
         left_out = max(len(self.rows) - rows, 0) or max(len(self.lines) - rows, 0)
         if left_out:
             lines = (*lines, f"... {left_out:,} more")
-        title = _shortened(self.title)
-        return structs.replace(self, rows=kept, lines=lines, title=title)
+        return structs.replace(self, rows=kept, lines=lines, title=_shortened(self.title))
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -85,9 +84,7 @@ class Sheet:
         """Plain text; an empty line before every section that has a title."""
         lead = [printable(self.title)] if self.title else []
         parts = [
-            f"\n{section.text(room)}"
-            if section.title and number + len(lead)
-            else section.text(room)
+            "\n" * bool(section.title and (lead or number)) + section.text(room)
             for number, section in enumerate(self.sections)
         ]
         return "\n".join(part for part in [*lead, *parts] if part)
