@@ -133,9 +133,8 @@ def asked_once(
             own: dict[str, Any] = self.__dict__
             if (known := own.get(place)) is None:
                 known = own[place] = Memo[object, R](_OF_METHOD)
-            return cast(
-                R, known.get_or(key(*args, **kwargs), lambda: method(self, *args, **kwargs))
-            )
+            made = known.get_or(key(*args, **kwargs), lambda: method(self, *args, **kwargs))
+            return cast(R, made)
 
         return cast(Callable[Concatenate[S, P], R], ask)
 

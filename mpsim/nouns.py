@@ -150,9 +150,10 @@ def _schema(hint: Any) -> _Schema:
     if origin is typing.Literal:
         return {"type": "literal", "expected": [*parts]}
     if origin is Annotated:
-        return functools.reduce(
-            lambda plain, mark: mark.schema(plain), parts[1:], _schema(parts[0])
-        )
+        plain = _schema(parts[0])
+        return functools.reduce(lambda schema, mark: mark.schema(schema), parts[1:], plain)
+    known = ... in parts or origin in (Mapping, types.UnionType, typing.Union)
+    assert known, f"no noun has a field of {hint}"
     inner = [_schema(part) for part in parts if part not in (..., types.NoneType)]
     if origin is tuple:
         return {"type": "tuple", "items_schema": inner, "variadic_item_index": 0}
@@ -166,13 +167,10 @@ def _schema_of_noun(noun: type) -> _Schema:
     """How the core reads a dataclass; its `extra_keys` say whether it refuses what it has not."""
     checked, fields = hasattr(noun, "__post_init__"), list[_Schema]()
     for field in structs.fields(noun):
-        schema: _Schema = {"type": "default", "schema": _schema(hints(noun)[field.name])}
-        if field.default is not structs.MISSING:
-            schema["default"] = field.default
-        elif field.default_factory is not structs.MISSING:
-            schema["default_factory"] = field.default_factory
-        else:
-            schema = schema["schema"]
+        schema = _schema(hints(noun)[field.name])
+        usual = {"default": field.default, "default_factory": field.default_factory}
+        if usual := {key: it for key, it in usual.items() if it is not structs.MISSING}:
+            schema = {"type": "default", "schema": schema, **usual}
         fields.append({"type": "dataclass-field", "name": field.name, "schema": schema})
     args = {"type": "dataclass-args", "dataclass_name": noun.__name__, "fields": fields}
     return {
@@ -200,8 +198,7 @@ def read(noun: type[T], data: Mapping[str, object]) -> T:
     from pydantic_core import ValidationError
 
     try:
-        made: T = _validator(noun).validate_python(data)
-        return made
+        return typing.cast("T", _validator(noun).validate_python(data))
     except ValidationError as error:
         details = error.errors(include_url=False)
     raise MistakenError([_mistake(".".join(map(str, detail["loc"])), detail) for detail in details])
@@ -240,7 +237,4 @@ def dimensions(noun: type) -> Mapping[str, Dimension]:
 
 def _quantities(hint: object) -> Iterator[Quantity]:
     for part in typing.get_args(hint):
-        if isinstance(part, Quantity):
-            yield part
-        else:
-            yield from _quantities(part)
+        yield from (part,) if isinstance(part, Quantity) else _quantities(part)

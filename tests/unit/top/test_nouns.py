@@ -111,6 +111,14 @@ def test_nouns_hold_nouns_and_are_read_without_building_pydantic_models(monkeypa
     ]
 
 
+@pytest.mark.parametrize("kind", [list[int], tuple[int, int], set[str], complex])
+def test_a_field_of_another_kind_is_no_field_of_a_noun(kind: type) -> None:
+    """It would be read as something else: a list of numbers as one number, a pair as any number of them."""
+    noun = dataclasses.make_dataclass("noun", [("field", kind)])
+    with pytest.raises(AssertionError, match="no noun has a field of"):
+        read(noun, {"field": 1})
+
+
 @pytest.mark.parametrize("noun", [Accelerator, EnginePreset, Host, HostBehaviour, Link, Lowering])
 def test_texts_stand_under_the_fields_of_a_noun(noun: type, pytestconfig) -> None:
     """Most fields have one; those without are told by their name."""
