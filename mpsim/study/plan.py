@@ -13,6 +13,7 @@ from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
+from mpsim.hardware import Accelerator
 from mpsim.memo import remembered
 from mpsim.result import Result
 from mpsim.result.figures import mean_over_accelerators
@@ -233,20 +234,20 @@ def _mean_rate(result: Result, assumed: Assumptions) -> Rate | None:
     """Price of an accelerator, on average where stages or replicas have their own; None where one
     of them has none.
     """
-    rates: dict[str, Rate] = {}
+    rates: dict[Accelerator, Rate] = {}  # of one name too, whose prices may differ
     for cluster in result.class_clusters:
         rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
         if rate is None:
             return None
-        rates[cluster.accelerator.name] = rate
+        rates[cluster.accelerator] = rate
     sources, beside = (
         "; ".join(dict.fromkeys(text for text in texts if text))
         for texts in zip(*((rate.source, rate.beside) for rate in rates.values()), strict=True)
     )
     return Rate(
-        mean_over_accelerators(result, lambda chip: rates[chip.name].usd_per_hour),
-        mean_over_accelerators(result, lambda chip: rates[chip.name].low),
-        mean_over_accelerators(result, lambda chip: rates[chip.name].high),
+        mean_over_accelerators(result, lambda chip: rates[chip].usd_per_hour),
+        mean_over_accelerators(result, lambda chip: rates[chip].low),
+        mean_over_accelerators(result, lambda chip: rates[chip].high),
         next(iter(rates.values())).offer,
         sources,
         beside,

@@ -244,7 +244,10 @@ def test_a_mixed_cluster_costs_what_its_accelerators_do():
     }
     (row,) = plan(mpsim.Scenario.from_mapping(data), TOKENS).rows
     assert row.rate.usd_per_hour == pytest.approx((3.42 + 1.95) / 2)
-    stages[1]["accelerator"] = "h20"
+    stages[:] = [{"count": 1, "price_per_hour": f"{price} USD/h"} for price in (4, 2)]
+    (row,) = plan(mpsim.Scenario.from_mapping(data), TOKENS).rows
+    assert row.rate.usd_per_hour == pytest.approx(3.0)
+    stages[1] = {"count": 1, "accelerator": "h20"}
     (row,) = plan(mpsim.Scenario.from_mapping(data), TOKENS).rows
     assert row.cost is None
 
