@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import matplotlib as mpl
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
@@ -30,7 +31,7 @@ from mpsim.plot.chart import (
     short_number,
     thin,
 )
-from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
+from mpsim.plot.palette import DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
 from mpsim.units import percent
 
 HATCH = "//////"
@@ -44,16 +45,10 @@ _THOUSAND, _LONG = 1e3, 1e7  # numbers whose digits are grouped
 _HEAT, _LOADS, _NOTHING = "cividis", "viridis", "#FFFFFF"  # even in lightness, for every eye
 
 
-def event_patches(
-    events: Iterable[str], *, hatched: bool = False, labels: Mapping[str, str] | None = None
-) -> list[Patch]:
+def event_patches(events: Collection[str], labels: Mapping[str, str]) -> list[Artist]:
     """Legend entries of kinds of event, in the palette's order; `labels` are other words."""
-    present, words = set(events), {**LABELS, **(labels or {})}
-    return [
-        _patch(words.get(event, event), colour, hatched=hatched and event in COMMUNICATION)
-        for event, colour in EVENTS.items()
-        if event in present
-    ]
+    words = {**LABELS, **labels}
+    return [_patch(words.get(event, event), EVENTS[event]) for event in EVENTS if event in events]
 
 
 def _patch(label: str, colour: str, *, hatched: bool = False) -> Patch:
@@ -71,9 +66,9 @@ def legend_above(ax: Axes, handles: Sequence[Artist], *, lift: float = 2.0) -> N
     """Put a legend above the axes, outside, where it hides nothing; `lift` [points]."""
     if not handles:
         return
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    columns = columns_of([str(handle.get_label()) for handle in handles], _inches(ax))
+    figure = _figure_of(ax)
+    wide = float(ax.get_position().width * figure.get_figwidth() * 1.1)
+    columns = columns_of([str(handle.get_label()) for handle in handles], wide)
     up = ScaledTranslation(0.0, lift / 72, figure.dpi_scale_trans)
     ax.legend(
         handles=handles,
@@ -87,11 +82,10 @@ def legend_above(ax: Axes, handles: Sequence[Artist], *, lift: float = 2.0) -> N
     )
 
 
-def _inches(ax: Axes) -> float:
-    """Width of axes."""
+def _figure_of(ax: Axes) -> Figure:
     figure = ax.get_figure(root=True)
     assert figure is not None
-    return float(ax.get_position().width * figure.get_figwidth() * 1.1)
+    return figure
 
 
 def _limit_handles(limits: Iterable[Limit]) -> list[Artist]:
@@ -390,10 +384,8 @@ def draw_heat(ax: Axes, chart: Heat) -> None:
     ax.set(ylim=(len(chart.names) - 0.5, -0.5), ylabel=chart.across)
     ax.set_xlabel(chart.x.label(word))
     ax.grid(visible=False)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    grouped = any(chart.groups)
-    bar = figure.colorbar(mesh, ax=ax, label=chart.z.label(z_word), pad=0.06 if grouped else 0.01)
+    grouped, label = any(chart.groups), chart.z.label(z_word)
+    bar = _figure_of(ax).colorbar(mesh, ax=ax, label=label, pad=0.06 if grouped else 0.01)
     if chart.z.log:
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if grouped:

@@ -52,12 +52,11 @@ def search_chart(search: Search) -> Lines:
     """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones,
     and those that no other beats in both. ScenarioError if no layout was simulated.
     """
-    return layouts_chart(
-        *(
-            [Point(row.name, row.step_time_s, row.memory_bytes) for row in rows]
-            for rows in (search.rows, search.front, search.leaders)
-        )
+    rows, front, leaders = (
+        [Point(row.name, row.step_time_s, row.memory_bytes) for row in each]
+        for each in (search.rows, search.front, search.leaders)
     )
+    return layouts_chart(rows, front, leaders)
 
 
 def layouts_chart(
@@ -281,34 +280,21 @@ def _speed(rows: Sequence[Figures]) -> str:
 
 
 def _front(data: Figures, rows: Sequence[Figures]) -> Lines:
-    front, chosen = sorted(data["front"], key=_cost), [data["chosen"]]
+    front = sorted(data["front"], key=_cost)
 
-    def series(
-        name: str, of: Sequence[Figures], colour: str, size: float, *, joined: bool = False
-    ) -> Series:
-        ranges = [row["interval"]["days"] for row in of] if joined else []
-        return Series(
-            name,
-            [_cost(row) for row in of],
-            [_slowness(row) for row in of],
-            colour,
-            mark="o",
-            line="-" if joined else "",
-            step=joined,
-            size=size,
-            labels=[changed(row["values"]) for row in of],
-            errors=ranges if all(ranges) else (),
-        )
+    def points(of: Sequence[Figures]) -> list[Point]:
+        return [Point(changed(row["values"]), _cost(row), _slowness(row)) for row in of]
 
-    ends = [(row["interval"]["days"] or [0.0])[-1] for row in front]
-    top = max(*ends, *map(_slowness, rows))
+    ranges = [row["interval"]["days"] for row in front]
+    top = max(*((each or [0.0])[-1] for each in ranges), *map(_slowness, rows))
+    errors = ranges if all(ranges) else ()
     return Lines(
         title="Cost and speed",
         alt=f"{len(rows)} clusters, {len(front)} on the front, with their 80 % intervals.",
         series=[
-            series("cluster", rows, "other", 4.2),
-            series(FRONT, front, "backward", 5.0, joined=True),
-            series("chosen", chosen, "forward", 7.0),
+            _series("cluster", points(rows), "other", line="", size=4.2),
+            _series(FRONT, points(front), "backward", step=True, errors=errors),
+            _series("chosen", points([data["chosen"]]), "forward", line="", size=7.0),
         ],
         x=Axis(_money(rows), limits=(0.0, 1.1 * max(map(_cost, rows)))),
         y=Axis(_speed(rows), limits=(0.0, 1.1 * top)),

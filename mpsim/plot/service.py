@@ -11,7 +11,7 @@ import numpy as np
 
 from mpsim.arrays import Floats
 from mpsim.plot.chart import Axis, Limit, Lines, Series, fullest, readable
-from mpsim.plot.palette import EVENTS, SERIES, SERVING
+from mpsim.plot.palette import SERIES, SERVING
 from mpsim.plot.timeline import Actions, Timeline
 from mpsim.serving import ServiceResult
 from mpsim.serving.tally import itl, latencies
@@ -182,15 +182,11 @@ def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -
     begin, prompts = bars[0][1], max(bar[1] for bar in bars if bar[3] == SERVING["decode"])
     end = min(max(bar[2] for bar in bars), begin + _AFTER * (prompts - begin))
     unit, size = (unit, 1.0) if unit else readable("s", end)
-    places, starts, ends, events = (np.array(column) for column in zip(*bars, strict=True))
-    event, none = np.array([*map(list(EVENTS).index, events)]), np.full(len(bars), -1)
-    actions = Actions(places, starts / size, ends / size, event, none, none)
     return Timeline(
         title="Lives of requests",
         alt=f"{len(rows)} requests around the one that waited longest for its first token.",
         names=[str(request) for request in rows.tolist()],
-        actions=actions,
-        communication=actions.where(np.zeros(len(bars), dtype=bool)),
+        actions=Actions.plain([(row, low / size, high / size, e) for row, low, high, e in bars]),
         unit=unit,
         across="request",
         window=(begin / size, end / size),

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mpsim.arrays import Floats
-from mpsim.engine import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, Series, fullest
 from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
 from mpsim.program import TICK
 from mpsim.result import MemoryCurve, Result
 from mpsim.study.blame import Blame
-from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
@@ -54,14 +52,13 @@ def parts_of(seconds: Mapping[str, Sequence[float] | Floats]) -> list[Part]:
     ]
 
 
-def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
-    """Parts of the step [s], of the mean rank and, with `ranks`, of every rank class."""
-    timeline = result if isinstance(result, Timeline) else result.timeline
-    parts = attribute(result) if isinstance(result, Timeline) else result.parts
-    size = timeline.program.class_size
-    each = parts if ranks and len(parts) > 1 else parts[:0]
+def attribution_chart(result: Result) -> Bars:
+    """Parts of the step [s], of the mean rank and of every rank class."""
+    program, parts = result.timeline.program, result.parts
+    size = program.class_size
+    each = parts if len(parts) > 1 else parts[:0]
     table = np.vstack([(size / size.sum()) @ parts, each]) * TICK
-    names = ["mean", *timeline.program.rank_name[: len(each)]]
+    names = ["mean", *program.rank_name[: len(each)]]
     mean, total = dict(zip(PARTS, table[0].tolist(), strict=True)), float(table[0].sum())
     most = sorted(mean, key=lambda part: -mean[part])[:3]
     told = ", ".join(f"{part_words(part)} {percent(mean[part] / (total or 1.0))}" for part in most)
@@ -76,11 +73,10 @@ def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
     )
 
 
-def bubble_chart(result: Result | Timeline) -> Bars:
+def bubble_chart(result: Result) -> Bars:
     """Bubble of each rank class in shares of the step, by cause, and the mean over ranks."""
-    timeline = result if isinstance(result, Timeline) else result.timeline
-    idle = idle_waits(result) if isinstance(result, Timeline) else result.idle
-    shares = bubble_causes(timeline, idle).ticks / timeline.makespan
+    timeline = result.timeline
+    shares = bubble_causes(timeline, result.idle).ticks / timeline.makespan
     names, sizes = timeline.program.rank_name, timeline.program.class_size
     mean = (sizes / sizes.sum()) @ shares
     lead = int(np.argmax(mean))

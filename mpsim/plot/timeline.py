@@ -47,6 +47,13 @@ class Actions:
     chunk: Ints  # chunk, microbatch: int64[N], -1 where there is none
     microbatch: Ints
 
+    @classmethod
+    def plain(cls, bars: Sequence[tuple[int, float, float, str]]) -> Actions:
+        """Bars of a row, start, end and kind of event, which have no chunk and no microbatch."""
+        rank, start, end, event = (np.array([bar[place] for bar in bars]) for place in range(4))
+        kinds, none = [_EVENT_NAMES.index(name) for name in event], np.full(len(bars), -1)
+        return cls(rank.astype(int), start, end, np.array(kinds, dtype=int), none, none)
+
     def __len__(self) -> int:
         return len(self.rank)
 
@@ -88,7 +95,7 @@ class Timeline(Chart):
     names: Sequence[str]  # one a row, from top to bottom
     # actions, communication: drawn in the upper and, if there is any, the lower part of each row
     actions: Actions
-    communication: Actions
+    communication: Actions = structs.field(default_factory=lambda: Actions.plain([]))
     unit: str = "s"  # of time, as the axis says it
     across: str = "rank"  # word for a row
     # what the legend calls kinds of event, where it is not the palette's own words

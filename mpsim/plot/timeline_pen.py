@@ -81,7 +81,7 @@ def _label(ax: Axes, chart: Timeline) -> None:
     lanes = chart.lanes
     events = chart.actions.events | chart.communication.events
     events |= {AXIS_NAMES[axis] for axis in lanes.axes} if lanes else set()
-    handles = event_patches(events, labels=chart.labels) + _chunk_patches(chart.actions)
+    handles = event_patches(events, chart.labels) + _chunk_patches(chart.actions)
     if lanes and lanes.share[:, :, EXPOSED].any():
         hidden = "; pale: hidden" * bool(lanes.share[:, :, HIDDEN].any())
         words = f"hatched, dark: exposed{hidden}"

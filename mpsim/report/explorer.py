@@ -72,6 +72,11 @@ def _numbers(key: str, group: str, own: int, choices: Sequence[float]) -> Settin
     return Setting(key, group, tuple(values), values.index(own))
 
 
+def _degrees(key: str, group: str, own: int, most: int) -> Setting:
+    """Degrees of an axis that divide up to `most` ranks."""
+    return _numbers(key, group, own, [degree for degree in _POWERS if degree <= most])
+
+
 def _words(key: str, group: str, own: object, choices: Sequence[object]) -> Setting:
     """Words, the scenario's own among them."""
     values = [own, *choices] if own not in choices else list(choices)
@@ -93,12 +98,10 @@ def _layout(scenario: Scenario) -> Iterator[Setting]:
     group, own, training = "layout", scenario.parallelism, scenario.training_step
     most = scenario.world_size
     for axis in ("tp", "pp", "cp"):
-        fitting = [degree for degree in _POWERS if degree <= most]
-        yield _numbers(f"parallelism.{axis}", group, getattr(own, axis), fitting)
+        yield _degrees(f"parallelism.{axis}", group, getattr(own, axis), most)
     if scenario.transformer.moe is not None:
         experts = scenario.transformer.moe.experts
-        fitting = [degree for degree in _POWERS if degree <= min(experts, most)]
-        yield _numbers("parallelism.ep", group, own.ep, fitting)
+        yield _degrees("parallelism.ep", group, own.ep, min(experts, most))
     yield _words("parallelism.sequence_parallel", group, own.sequence_parallel, (False, True))
     yield _words("parallelism.zero", group, own.zero, (0, 1, 2, 3))
     yield _numbers("training.micro_batch", group, training.micro_batch, _POWERS[:5])
@@ -118,8 +121,7 @@ def _service(scenario: Scenario) -> Iterator[Setting]:
     group, own, serving = "layout", scenario.parallelism, scenario.service
     if not serving.disaggregated:
         for axis in ("tp", "pp"):
-            fitting = [degree for degree in _POWERS if degree <= scenario.world_size]
-            yield _numbers(f"parallelism.{axis}", group, getattr(own, axis), fitting)
+            yield _degrees(f"parallelism.{axis}", group, getattr(own, axis), scenario.world_size)
     load = serving.workload
     if load.concurrency is not None:
         users = [factor * load.concurrency for factor in _FACTORS]

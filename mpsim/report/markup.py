@@ -203,25 +203,26 @@ def _chart(chart: Chart, place: str) -> str:
     )
 
 
+def _named(name: str, unit: str = "") -> Plain:
+    return {"name": name, "unit": unit}
+
+
 def _column(axis: Axis, name: str = "") -> Plain:
-    return {"name": name or axis.name, "unit": axis.unit or "1"}
+    return _named(name or axis.name, axis.unit or "1")
 
 
 def _numbers(chart: Chart) -> tuple[list[Plain], list[list[object]]]:
     """Columns and rows of the table of a chart."""
     if isinstance(chart, Bars):
         rows = [[name, *chart.table[:, i].tolist()] for i, name in enumerate(chart.names)]
-        return [
-            {"name": "", "unit": ""},
-            *(_column(chart.value, part.name) for part in chart.parts),
-        ], rows
+        return [_named(""), *(_column(chart.value, part.name) for part in chart.parts)], rows
     if isinstance(chart, Heat):
         values, width = np.asarray(chart.values, dtype=np.float64), np.diff(np.asarray(chart.edges))
         mean = values @ width / (width.sum() or 1.0)
         rows = [
             [name, float(mean[i]), float(values[i].max())] for i, name in enumerate(chart.names)
         ]
-        return [{"name": "", "unit": ""}, _column(chart.z, "mean"), _column(chart.z, "most")], rows
+        return [_named(""), _column(chart.z, "mean"), _column(chart.z, "most")], rows
     assert isinstance(chart, Lines)
     points = [
         [
@@ -233,13 +234,7 @@ def _numbers(chart: Chart) -> tuple[list[Plain], list[list[object]]]:
         for series in chart.series
         for i in _thinned(len(series.x), whole=bool(len(series.labels)))
     ]
-    columns = [
-        {"name": "point", "unit": ""},
-        {"name": "of", "unit": ""},
-        _column(chart.x),
-        _column(chart.y),
-    ]
-    return columns, points
+    return [_named("point"), _named("of"), _column(chart.x), _column(chart.y)], points
 
 
 def _thinned(count: int, *, whole: bool) -> list[int]:
@@ -259,8 +254,8 @@ def _timeline(block: Plain, place: str) -> str:
         [name, int(bars[i]), float(busy[i]), float(busy[i]) / (block["end_s"] or 1.0)]
         for i, name in enumerate(block["names"])
     ]
-    heads = [("lane", ""), ("bars", "count"), ("busy", "s"), ("of the time", "share")]
-    table = _table([{"name": name, "unit": unit} for name, unit in heads], rows, "Lanes")
+    heads = ("lane", ""), ("bars", "count"), ("busy", "s"), ("of the time", "share")
+    table = _table([_named(*head) for head in heads], rows, "Lanes")
     tools = "".join(
         f'<button type="button" aria-label="{name}" title="{name}">{sign}</button>'
         for sign, name in _TOOLS

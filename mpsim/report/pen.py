@@ -77,11 +77,8 @@ def rule_of(word: str, number: int = 0) -> str:
     """Variable of the page's style with a word's colour; see `mpsim.plot.palette.colour_of`."""
     if word.startswith("#"):
         return word
-    return (
-        f"var(--{word.replace('.', '-').replace('_', '-')})"
-        if word
-        else f"var(--series-{number % 8})"
-    )
+    name = word.replace(".", "-").replace("_", "-") if word else f"series-{number % 8}"
+    return f"var(--{name})"
 
 
 def svg(chart: Chart, name: str) -> str:
@@ -196,8 +193,7 @@ def _ticks(span: Span, most: int = 8) -> list[float]:
 def _axis_x(
     axis: Axis, span: Span, word: str, top: float, low: float, grid: bool = True
 ) -> Iterator[str]:
-    marks = [(tick, f"{tick:.6g}") for tick in _ticks(span)]
-    marks = list(axis.ticks) or marks
+    marks = list(axis.ticks) or [(tick, f"{tick:.6g}") for tick in _ticks(span)]
     yield '<g class="ticks">'
     for (_, text), at in zip(marks, span.at([tick for tick, _ in marks]).tolist(), strict=True):
         if grid:
@@ -305,14 +301,13 @@ def _lines(chart: Lines, name: str) -> str:
     area: list[str] = []
     for i, series in enumerate(chart.series):
         values = np.asarray(series.y, dtype=np.float64) / y_size
+        across = x.at(np.asarray(series.x, dtype=np.float64) / x_size)
         if chart.stacked:
             base = base if len(base) else np.zeros(len(values))
-            across = x.at(np.asarray(series.x, dtype=np.float64) / x_size)
             outline = _outline(across, y.at(base), y.at(base + values), series.step)
             area.append(_path(outline, f'fill="{rule_of(series.colour, i)}"'))
             base = base + values
         else:
-            across = x.at(np.asarray(series.x, dtype=np.float64) / x_size)
             area += _series(chart, i, across, y.at(values))
             ranges = y.at(np.array(series.errors).reshape(-1, 2) / y_size)
             ticks = zip(across, ranges, strict=False)
@@ -365,9 +360,7 @@ def _series(chart: Lines, number: int, across: Floats, up: Floats) -> Iterator[s
         yield _path(d, f'class="curve" stroke="{colour}"{dashed}')
     if series.mark:
         sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(across))
-        hollow = np.broadcast_to(
-            np.asarray(series.hollow if len(series.hollow) else False), len(across)
-        )
+        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(across))
         shape = _SHAPES.get(series.mark, _SHAPES["o"])
         for a, b, size, empty in zip(across, up, sizes, hollow, strict=True):
             if np.isfinite(b):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 from mpsim.plot import Actions, Lines, Scored, Timeline, agreement_chart, error_chart
-from mpsim.plot.palette import EVENTS
 from mpsim.validate.actions import Slice
 from mpsim.validate.records import Record
 from mpsim.validate.steps import StepComparison
@@ -15,7 +12,6 @@ from mpsim.validate.steps import StepComparison
 _GB = 1e9
 _MS = 1e3
 _MOST_LANES = 64
-_EVENT_NAMES = tuple(EVENTS)
 _SPLIT = {"I": "input_gradient", "W": "weight_gradient"}
 
 
@@ -62,26 +58,16 @@ def beside(steps: Iterable[StepComparison]) -> Timeline:
             names += [f"{title}, measured", "simulated"]
             rows.append([each for each in step.measured_slices if each.rank == rank])
             rows.append([each for each in step.predicted_slices if each.rank == like])
-    actions = _actions(rows[:_MOST_LANES])
+    bars = [
+        (lane, _MS * each.start, _MS * each.end, _event(each))
+        for lane, row in enumerate(rows[:_MOST_LANES])
+        for each in row
+    ]
     return Timeline(
         names=names[:_MOST_LANES],
-        actions=actions,
-        communication=actions.where(np.zeros(len(actions), dtype=bool)),
+        actions=Actions.plain(bars),
         unit="ms since the step began",
         size=(11.0, 1.4 + 0.22 * min(len(names), _MOST_LANES)),
-    )
-
-
-def _actions(rows: Sequence[Sequence[Slice]]) -> Actions:
-    bars = [(lane, each) for lane, row in enumerate(rows) for each in row]
-    nothing = np.full(len(bars), -1, dtype=np.int64)
-    return Actions(
-        rank=np.array([lane for lane, _ in bars], dtype=np.int64),
-        start=np.array([_MS * each.start for _, each in bars]),
-        end=np.array([_MS * each.end for _, each in bars]),
-        event=np.array([_EVENT_NAMES.index(_event(each)) for _, each in bars], dtype=np.int64),
-        chunk=nothing,
-        microbatch=nothing,
     )
 
 

@@ -1,6 +1,7 @@
 """Charts by their numbers and what their axes say; not by their pixels."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,15 +28,22 @@ from mpsim.plot.step import attribution_chart, bubble_chart, memory_areas, memor
 from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from mpsim.training.account import attribute, idle_waits
 
 MS = 1e9  # ticks
 
 
+def _result(pp: int) -> SimpleNamespace:
+    orders = make_orders("gpipe", pp=pp, microbatches=3)
+    timeline = run(from_orders(orders, forward=MS, backward=MS, weight=MS), "replay")
+    parts, idle = attribute(timeline), idle_waits(timeline)
+    return SimpleNamespace(timeline=timeline, parts=parts, idle=idle)
+
+
 @pytest.fixture
-def timeline():
+def result():
     """GPipe of 2 x 3 with S = 3 ms: makespan (3 + 1) x 3 = 12 ms, each rank idle for 3 ms."""
-    orders = make_orders("gpipe", pp=2, microbatches=3)
-    return run(from_orders(orders, forward=MS, backward=MS, weight=MS), "replay")
+    return _result(2)
 
 
 def _legend(display) -> list[str]:
@@ -46,9 +54,9 @@ def _texts(display) -> list[str]:
     return [text.get_text() for text in display.ax_.texts]
 
 
-def test_bubbles_are_shares_of_the_step(timeline) -> None:
+def test_bubbles_are_shares_of_the_step(result) -> None:
     """Each of two GPipe ranks waits a quarter of the step, and so does the mean."""
-    display = bubble_chart(timeline).plot()
+    display = bubble_chart(result).plot()
     assert display.chart.table.sum(axis=0) == pytest.approx([0.25, 0.25])
     assert display.chart.limits[0].value == pytest.approx(0.25)
     heights = np.array([bar.get_height() for bar in display.ax_.patches]).reshape(-1, 2)
@@ -57,9 +65,9 @@ def test_bubbles_are_shares_of_the_step(timeline) -> None:
     assert _legend(display) == ["warm-up", "drain", "mean over ranks 25.0 %"]
 
 
-def test_attribution_of_a_timeline_adds_up_to_the_step(timeline) -> None:
+def test_attribution_of_a_timeline_adds_up_to_the_step(result) -> None:
     """Mean and both ranks: 3 ms forward, 6 ms backward, 3 ms bubble of 12 ms."""
-    display = attribution_chart(timeline).plot()
+    display = attribution_chart(result).plot()
     assert display.chart.names == ["mean", "pp 0", "pp 1"]
     seconds = {part.name: part.values for part in display.chart.parts}
     assert seconds["forward"] == pytest.approx([0.003] * 3)
@@ -72,9 +80,9 @@ def test_attribution_of_a_timeline_adds_up_to_the_step(timeline) -> None:
     assert _texts(display).count("50.0 %") == 3
 
 
-def test_attribution_of_the_mean_alone_is_one_bar(timeline) -> None:
-    """Without ranks there is one bar, over an axis in percent."""
-    display = attribution_chart(timeline, ranks=False).plot()
+def test_attribution_of_one_rank_is_one_bar() -> None:
+    """The mean alone, under an axis in percent."""
+    display = attribution_chart(_result(1)).plot()
     assert display.chart.names == ["mean"]
     (top,) = display.ax_.child_axes
     assert top.get_xlabel() == "share of the step (%)"
@@ -82,9 +90,9 @@ def test_attribution_of_the_mean_alone_is_one_bar(timeline) -> None:
     assert top.get_xlim() == pytest.approx((0, 100))
 
 
-def test_a_title_is_text_and_no_mathematics(timeline, tmp_path) -> None:
+def test_a_title_is_text_and_no_mathematics(result, tmp_path) -> None:
     """A scenario may be called what it likes: what looks like TeX is drawn as it stands."""
-    chart = attribution_chart(timeline).titled("$\\frac{ $x_{")
+    chart = attribution_chart(result).titled("$\\frac{ $x_{")
     assert Display(chart).save(tmp_path / "named.png").stat().st_size > 0
 
 
