@@ -36,7 +36,10 @@ _UNITS = {"time_us": "us", "tflops": "TFLOP/s", "GBps": "GB/s", "fraction_of_pea
 _MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9
 _ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, **{name: format_bytes(name) for name in FORMATS}}
 _HALF_BYTES = 2
-_PASSES_OF = {"": (Phase.FORWARD,), "fwd": (Phase.FORWARD,), "bwd": (Phase.INPUT_GRADIENT,)}
+_PASSES_OF = {
+    **dict.fromkeys(("", "fwd", "forward"), (Phase.FORWARD,)),
+    **dict.fromkeys(("bwd", "backward"), (Phase.INPUT_GRADIENT,)),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -194,7 +197,9 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
 def _phases(text: str) -> tuple[Phase, ...]:
     """Phases of words such as ``fwd+bwd``."""
     try:
-        return tuple(phase for word in text.split("+") for phase in _PASSES_OF[word.strip()])
+        return tuple(
+            phase for word in text.split("+") for phase in _PASSES_OF[word.strip().lower()]
+        )
     except KeyError:
         raise CalibrationError(f"pass is {text!r}; needed fwd, bwd or fwd+bwd") from None
 

@@ -105,7 +105,7 @@ def benchmark_cluster(
 def _ports(text: str, accelerators: int) -> tuple[int, float]:
     """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``; where only a generation is named, such as ``HDR IB``, one of it an accelerator."""
     entry = lookup("hardware", "nics", text)  # what is refused says why
-    match = re.search(r"(\d+)x(\d+)G", text)
+    match = re.search(r"(\d+) ?x(?: [A-Z][\w-]*)? ?(\d+) ?G", text)
     if match is not None:
         return int(match[1]), float(match[2])
     if not re.search(r"\b[EHNX]DR\b", text):

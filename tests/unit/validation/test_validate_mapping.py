@@ -345,7 +345,6 @@ def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
             "global_batch_seqs = 256 (28 microbatches are not 3 equal rounds)",
         ),
         ({"inter_node_link": "carrier pigeon", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
-        ({"inter_node_link": "NDR with SHARP", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
         ({"intra_node_link": "string"}, "scale_up = nvlink4"),
         ({"recompute": "whatever memory allows"}, "every layer is run again"),
         ({**EXPERTS, **SHARDED, "framework": "torchtitan", "recompute": "SAC"}, "layernorm, moe"),
@@ -978,3 +977,32 @@ def test_no_row_ends_in_a_bug() -> None:
         for text in ("", "0", "7", "words"):
             records = predict_row(kind, Row("1", Cells({**LLAMA, column: text}), Cells({})))
             assert all("bug" not in (one.skipped_because or "") for one in records), (column, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "words", "field", "value"),
+    [
+        ("hardware", "links", "NVLink 4", "link", "nvlink4"),
+        ("hardware", "links", "NVLink 2.0", "link", "nvlink2"),
+        ("hardware", "links", "NVLink", "link", "usual"),
+        ("hardware", "links", "xGMI", "link", "usual"),
+        ("hardware", "links", "PCIe Gen4 x16", "link", "pcie4-x16"),
+        ("hardware", "nics", "8x400G NDR", "nic", "ib-ndr"),
+        ("hardware", "nics", "8 x 400GbE Spectrum-X", "nic", "roce-400"),
+        ("hardware", "nics", "8x CX-7 400G", "nic", "generic-nic"),
+        ("collectives", "collectives", "AllReduce", "name", "all_reduce"),
+        ("collectives", "collectives", "all_gather_perf", "name", "all_gather"),
+        ("collectives", "collectives", "All-to-All", "name", "all_to_all"),
+        ("kernels", "operations", "FA3", "kernel", "flash3"),
+        ("kernels", "operations", "FlashAttention-2 forward", "kernel", "flash2"),
+        ("kernels", "operations", "hipblaslt gemm", "form", "gemm"),
+        ("kernels", "operations", "RMSNorm", "kind", "norm"),
+        ("kernels", "precisions", "torch.bfloat16", "precision", "bf16"),
+        ("kernels", "precisions", "FP8 (e4m3)", "precision", "fp8"),
+    ],
+)
+def test_words_of_kernels_and_collectives_mean_what_they_say(
+    name: str, section: str, words: str, field: str, value: str
+) -> None:
+    """Links, NICs, collectives, operations and formats, as their tools print them."""
+    assert lookup(name, section, words)[field] == value
