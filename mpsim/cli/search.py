@@ -26,7 +26,7 @@ Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROU
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is searched and ranked, within which limits, and what is written of it.
+    """Options of a search: what is ranked, within which limits, and what is written of it.
 
     --over KEY=A,B,C: Search only these values of a key; repeatable.
     --also WORDS: Also search these settings: order, recompute-modules, offload, schedules,

@@ -132,7 +132,7 @@ def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
 
 
 def kept_of(plan: Plan, kind: str) -> Kept:
-    """What a layer of this kind keeps of a microbatch between its passes, if it runs again."""
+    """Bytes that a layer of this kind keeps of a microbatch between passes, if it runs again."""
     layers = max(stage.layers for stage in plan.layout.stages)
     return _layer(_expansions(plan)[kind], _sharding(plan), plan.recompute.of_layer(0, layers))
 
