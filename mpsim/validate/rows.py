@@ -25,7 +25,7 @@ from mpsim.scenario.layers import ground, lay_values
 from mpsim.serving import ServiceResult, make_service
 from mpsim.serving.confidence import setting_of as setting_of_service
 from mpsim.serving.result import ServedPoint
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 from mpsim.simulate import simulate
 from mpsim.study.rows import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
 from mpsim.training.intervals import residuals_of, told
@@ -346,12 +346,16 @@ class ServedRows(NamedTuple):
 
 
 def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) -> ServedRows | None:
-    """Measured services of a table, to be fitted, or None. `only`: values of columns."""
+    """Measured services of a table, to be fitted, or None. `only`: values of columns.
+    CalibrationError for a table of training steps.
+    """
     try:
         table = read_table(path)
     except CalibrationError:
         return None
     if not table.serves:
+        if table.measured and (table.keys or any("scenario" in row for row in table.rows)):
+            raise CalibrationError(say("validate.steps_alone", path=table.path))
         return None
     points: list[ServedPoint] = []
     skipped: list[str] = []
