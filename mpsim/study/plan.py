@@ -341,7 +341,10 @@ class Plans(Shown, Tabular):
                 f"{row.energy_j / _MWH:,.0f}",
                 percent(row.goodput),
                 ", ".join(
-                    ["yes" if self.meets(row) else "no", *map(percent, self.odds(row).values())]
+                    [
+                        "yes" if self.meets(row) else "no",
+                        *(f"{name} {percent(own)}" for name, own in self.odds(row).items()),
+                    ]
                 ),
                 changed(row.values),
             )
