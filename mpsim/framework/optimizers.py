@@ -77,12 +77,15 @@ def stepped_by(name: str, preset: OptimizerBehaviour) -> OptimizerBehaviour:
     fused = preset.gradient_bytes + 2 * (master or preset.parameter_bytes) + 2 * state
     fused += preset.parameter_bytes if master else 0
     others = row.moments if row.others is None else row.others
+    # what steps a master copy gets its 16-bit gradients in fp32, whichever it is (Megatron-LM
+    # optimizer.py MixedPrecisionOptimizer, DeepSpeed stage_1_and_2.py step); lists are AdamW's own
+    casts = row.master is None and master > 0 and preset.gradient_bytes < master
     return structs.replace(
         preset,
         optimizer_bytes=0.0 if row.outside else master + state,
         paged_bytes=master + state if row.outside else 0.0,
         optimizer_traffic=row.passes * fused,
-        step_scratch=row.scratch * width,
+        step_scratch=row.scratch * width + casts * preset.step_scratch,
         tensor_scratch=float(row.tensor_bytes),
         orthogonal_iterations=row.iterations,
         orthogonal_gather=row.exchanged,

@@ -64,6 +64,24 @@ def test_states_beside_a_master_copy_are_those_of_the_row(name: str, states: flo
     assert stepped_by(name, framework("megatron-core").optimizer).optimizer_bytes == states
 
 
+@pytest.mark.parametrize(
+    ("preset", "name", "alive"),
+    [
+        ("megatron-2022", "muon", 4),
+        ("megatron-2022", "adamw-foreach", 4 + 4),
+        ("deepspeed-zero2", "adamw-8bit", 6),
+        ("megatron-2022", "adamw-bf16-rounding", 0),  # no master copy
+        ("megatron-bridge", "adamw-precision-aware", 0),  # its kernel reads 16 bits
+        ("torch-fsdp2", "adamw-fused", 0),  # gradients are fp32: that was AdamW's list
+    ],
+)
+def test_whatever_steps_a_master_copy_has_its_gradients_cast(
+    preset: str, name: str, alive: float
+) -> None:
+    """The copies are the mixed-precision wrapper's, the list of square roots is AdamW's."""
+    assert stepped_by(name, framework(preset).optimizer).step_scratch == alive
+
+
 def test_one_iteration_of_newton_and_schulz_has_two_products_of_a_gram_matrix() -> None:
     """4 m^2 n + 2 m^3 FLOP for the shorter side m, whichever way the matrix lies and however many weights are one product."""
     m, n = 512, 2048
