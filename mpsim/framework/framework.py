@@ -1,7 +1,8 @@
 """Framework: how a software stack runs the step, as far as time and memory depend on it."""
 
+import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mpsim import structs
 from mpsim.description import Description, Figure
@@ -90,6 +91,20 @@ class Framework:
         known = {field: getattr(optimizer, field) for field in _SIZES}
         sizes = {field: type(size)(times * size) for field, size in known.items()}
         return structs.replace(self, optimizer=structs.replace(optimizer, **sizes))
+
+    def on_chips(self, families: Iterable[str]) -> typing.Self:
+        """The stack with the attention that accelerators of all families can run."""
+        known: typing.Any = read_shipped("mpsim.framework.data", "attention.yaml")
+        kernel: behaviour.AttentionKernel | None = self.kernels.attention_kernel
+        capability = min(known["capability"].get(family, math.inf) for family in families)
+        while kernel and known["least"].get(kernel, 0.0) > capability:
+            kernel = known["instead"].get(kernel)
+        if not self.lowering.fused_attention or kernel == self.kernels.attention_kernel:
+            return self
+        if kernel is None:
+            scores = structs.replace(self.lowering, fused_attention=False)
+            return structs.replace(self, lowering=scores)
+        return structs.replace(self, kernels=structs.replace(self.kernels, attention_kernel=kernel))
 
     def on_host(self, call_time: float) -> typing.Self:
         """The stack on a host whose calls take so many times those of an x86 server."""

@@ -23,7 +23,7 @@ from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilis
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.scenario.balance import unruly_split
-from mpsim.scenario.settled import homeless
+from mpsim.scenario.settled import homeless, other_attention
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
 
@@ -63,7 +63,8 @@ def told_of(scenario: Scenario) -> list[str]:
     chips = [each.accelerator for each in scenario.clusters]
     strange = []
     if not scenario.serves:
-        strange = [*homeless(scenario.framework.preset, chips), *unruly_split(scenario)]
+        homes = homeless(scenario.framework.preset, chips)
+        strange = [*homes, *other_attention(scenario), *unruly_split(scenario)]
     told = [*unused(scenario), *unheld_caps(chips), *borrowed_prices(chips)]
     return [*told, *unlikely_nics(scenario.clusters), *strange]
 

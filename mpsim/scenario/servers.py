@@ -131,7 +131,7 @@ def _values(
     if not (name := _server_of(preset)):
         return found
     table = table_of(name)
-    if preset in table["same_defaults"] and (chip := _chip(data, pool.get("accelerator"))):
+    if preset in table["same_defaults"] and (chip := chip_of(data, pool.get("accelerator"))):
         memory = chip.memory_bytes * (re.fullmatch(table.get("as_less", "(?!)"), chip.kind) is None)
         for row in table["keys"]:
             value = row.get("default")
@@ -198,7 +198,7 @@ def _rows(name: str, key: object) -> list[Mapping[str, Any]]:
     ]
 
 
-def _chip(data: Data, own: object) -> Accelerator | None:
+def chip_of(data: Data, own: object = None) -> Accelerator | None:
     """A pool's own accelerator or that of the cluster; None where the schema has to say why."""
     with contextlib.suppress(MpsimError, ValueError):
         choice = ClusterChoice.model_validate(expand_shorthand("cluster", data.get("cluster")))

@@ -12,14 +12,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from mpsim.framework import SelectiveRecompute, framework_line, selective_of, settled_keys
+from mpsim.framework import (
+    SelectiveRecompute,
+    framework,
+    framework_line,
+    selective_of,
+    settled_keys,
+)
 from mpsim.hardware import Accelerator
 from mpsim.scenario.paths import Data, assign, copied, expand_shorthand
 from mpsim.shipped import read_shipped
 
+if TYPE_CHECKING:
+    from mpsim.scenario.written import Written
+
 _SELECTIVE = "selective"
 _TRAINS, _SERVES = ("framework", ("training",)), ("model", ("serving", "server"))
+_AUTO = ("serving.kv", "bf16")
 
 
 def settle(data: Data) -> Data:
@@ -45,11 +56,28 @@ def settle(data: Data) -> Data:
 
 def _said(data: Data) -> dict[str, object]:
     """Values that options of a serving engine say, whose tables only a file of serving needs."""
-    if not any(isinstance(data.get(job), Mapping) for job in _SERVES[1]):
+    if not _serves(data):
         return {}
     from mpsim.scenario.servers import said
 
-    return said(data)
+    # a cache as wide as the model is the schema's, or that of the chip
+    return {key: value for key, value in said(data).items() if (key, value) != _AUTO}
+
+
+def _wide(data: Data) -> str | None:
+    """The format of 16 bits that is served where the accelerator has no other: fp16 before bf16
+    (vLLM: bfloat16 needs compute capability 8.0).
+    """
+    if not _serves(data):
+        return None
+    from mpsim.scenario.servers import chip_of
+
+    peaks = chip.peak_flops if (chip := chip_of(data)) else {}
+    return "fp16" if "fp16" in peaks and "bf16" not in peaks else None
+
+
+def _serves(data: Data) -> bool:
+    return any(isinstance(data.get(job), Mapping) for job in _SERVES[1])
 
 
 def settled_by(data: Data) -> dict[str, object]:
@@ -57,8 +85,9 @@ def settled_by(data: Data) -> dict[str, object]:
     their groups of which the file writes no key, and what is meant by a word that the file writes.
     """
     groups, said = settled_keys(str(_section(data, *_TRAINS).get("preset"))), _said(data)
-    if form := released(str(_section(data, *_SERVES).get("preset"))):
-        groups += ({"serving.weights": form},)
+    form, wide = released(str(_section(data, *_SERVES).get("preset"))), _wide(data)
+    formats = {"serving.weights": form or wide, "serving.kv": wide}
+    groups += tuple({key: word} for key, word in formats.items() if word)
     left_out = {
         key: value
         for group in groups
@@ -94,6 +123,19 @@ def homeless(stack: str, chips: Iterable[Accelerator]) -> list[str]:
             text = f"{stack} was not written for {chip.name}, and is simulated all the same"
             words[chip.family] = text + (f"; take {' or '.join(meant[:2])}" if meant else "")
     return [f"framework: {text}" for text in words.values()]
+
+
+def other_attention(scenario: Written) -> list[str]:
+    """Say where an accelerator cannot run the attention kernel that the file asks for."""
+    choice, taken = scenario.framework, scenario.software
+    asked = framework(choice.preset, choice.overrides).kernels.attention_kernel
+    runs = taken.kernels.attention_kernel if taken.lowering.fused_attention else "scores in memory"
+    named = {"attention_kernel", "fused_attention"} & choice.overrides.keys()
+    if not named or not choice.overrides.get("fused_attention", True) or runs == asked:
+        return []
+    chips = ", ".join(dict.fromkeys(cluster.accelerator.name for cluster in scenario.clusters))
+    text = f"got {asked}, which {chips} cannot run; simulated with {runs}"
+    return [f"framework.attention_kernel: {text}"]
 
 
 def _meant(data: Data) -> dict[str, object]:

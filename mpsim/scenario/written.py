@@ -204,11 +204,12 @@ class Written(Section):
     def software(self) -> Framework:
         """The framework with its preset looked up; ScenarioError if there is none.
 
-        A calibrated accelerator brings its host's costs; the scenario's own fields win.
+        A calibrated accelerator brings its host's costs; the scenario's own fields win, except for
+        an attention kernel that an accelerator cannot run.
         """
         measured = self.hardware.accelerator.calibration
         habits = measured.framework if measured else {}
-        return framework_of(self.framework, habits)
+        return framework_of(self.framework, habits).on_chips(_families(self))
 
     @property
     def world_size(self) -> int:
@@ -301,8 +302,13 @@ def _inherit(scenario: Written, like: Written) -> None:
     if "software" in known and scenario.framework == like.framework:
         with contextlib.suppress(ScenarioError):  # a cluster that is none is told of elsewhere
             machines = (either.hardware for either in (like, scenario))
-            if all(machine.accelerator.calibration is None for machine in machines):
+            measured = any(machine.accelerator.calibration for machine in machines)
+            if not measured and _families(like) == _families(scenario):
                 vars(scenario)["software"] = known["software"]
+
+
+def _families(scenario: Written) -> set[str]:
+    return {cluster.accelerator.family for cluster in scenario.clusters}
 
 
 def _files(scenario: Written) -> Mapping[str, str]:

@@ -26,11 +26,6 @@ _CUT = ("decomposed", "micro-pipeline")  # products cut in chunks of tokens
 _INSTEAD = {"bf16": ("fp16",), "fp16": ("bf16",), "nvfp4": ("mxfp8", "bf16"), "tf32": ("fp32",)}
 _INSTEAD |= dict.fromkeys(("fp8", "mxfp8", "fp8_block"), ("bf16", "fp16"))
 _WIDEST = {"flash1": 128}  # FlashAttention 0.2 to 1.0 (README: head dimensions up to 128)
-_WITHOUT_FLASH = (
-    "volta",
-    "turing",
-    "pascal",
-)  # README of Dao-AILab/flash-attention: Ampere and later
 _HIDING = "microbatch"  # overlap of experts that needs a forward beside a backward
 
 
@@ -178,10 +173,6 @@ def _kernel(scenario: Sections) -> Assumed | None:
     software, model = _software(scenario), scenario["model"]
     if not software.lowering.fused_attention:
         return None
-    name = scenario["cluster"].get("accelerator")
-    if name and accelerator(name).family in _WITHOUT_FLASH:
-        scenario["framework"]["fused_attention"] = False
-        return Assumed("fused_attention", "false", f"FlashAttention has no kernel for {name}")
     most = _WIDEST.get(software.kernels.attention_kernel)
     if most is None or "heads" not in model:
         return None

@@ -232,6 +232,50 @@ def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, ba
     assert re.search(words, told) if words else "not written for" not in told
 
 
+@pytest.mark.parametrize(
+    ("stack", "asked", "chip", "runs"),
+    [
+        ("torchtitan-2025", "flash2", "v100-sxm2-32", "flash1"),
+        ("torchtitan-2025", "flash3", "t4", "flash1"),  # through FlashAttention 2, for Hopper's
+        ("torchtitan-2025", "flash2", "a100-sxm-80", ""),
+        ("torchtitan-2025", "flash2", "mi300x", ""),
+        ("megatron-core", "cudnn", "v100-sxm2-32", "scores in memory"),
+    ],
+)
+def test_a_chip_runs_the_attention_that_it_can(stack, asked, chip, runs, base):
+    """FlashAttention 2 and cuDNN's need compute capability 8.0: torch has a kernel for older chips, Transformer Engine none. A file that named the kernel is told."""
+    cluster = f"cluster={{accelerator: {chip}, nodes: 1, accelerators_per_node: 4}}"
+    sets = ["training.precision=fp16", "schedule=1f1b", cluster]
+    quiet = mpsim.load(base, set=[*sets, f"framework={stack}"])
+    named = mpsim.load(
+        base, set=[*sets, f"framework={{preset: {stack}, attention_kernel: {asked}}}"]
+    )
+    software = named.software
+    taken = (
+        software.kernels.attention_kernel
+        if software.lowering.fused_attention
+        else "scores in memory"
+    )
+    assert taken == (runs or asked)
+    assert ("cannot run; simulated with" in " ".join(told_of(named))) == bool(runs)
+    assert "cannot run" not in " ".join(told_of(quiet))
+
+
+def test_points_of_one_grid_have_the_attention_of_their_own_chips(base):
+    """A stack that was looked up for a V100 is not taken over for an A100."""
+    old = mpsim.load(
+        base,
+        set=[
+            "cluster={accelerator: v100-sxm2-32, nodes: 1, accelerators_per_node: 4}",
+            "training.precision=fp16",
+            "schedule=1f1b",
+        ],
+    )
+    assert old.software.kernels.attention_kernel == "flash1"
+    new = old.with_values({"cluster.accelerator": "a100-sxm-80"})
+    assert new.software.kernels.attention_kernel == "flash2"
+
+
 def test_homes_are_stacks_and_families_of_the_catalog():
     """What was renamed would warn of nothing."""
     known = read_shipped("mpsim.scenario.data", "homes.yaml")

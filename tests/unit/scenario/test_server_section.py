@@ -190,3 +190,20 @@ def test_a_prefix_that_no_prompt_is_longer_than_is_refused():
         Scenario.from_mapping(given)
     load["prompt"] = {"kind": "lognormal", "tokens": 500, "spread": 2.0}
     Scenario.from_mapping(given)
+
+
+@pytest.mark.parametrize(
+    "server", [{"engine": "vllm"}, {"engine": "sglang", "kv-cache-dtype": "auto"}]
+)
+def test_chips_before_bf16_serve_in_fp16(server):
+    """A T4 has no bf16 (vLLM refuses it below compute capability 8.0); what a file writes is kept, or refused."""
+    cluster = {"accelerator": "t4", "nodes": 1, "accelerators_per_node": 4}
+    own = {"model": "llama2-7b", "parallelism": {"tp": 4}, "cluster": cluster}
+    old = served(server, **own)
+    assert (make_service(old).weights, make_service(old).kv) == ("fp16", "fp16")
+    assert old.told["taken_by_default"] == ["serving.weights: fp16", "serving.kv: fp16"]
+    new = served(server, **{**own, "cluster": {**cluster, "accelerator": "a10"}})
+    assert (make_service(new).weights, make_service(new).kv) == ("bf16", "bf16")
+    assert make_service(served(server, {"weights": "int8"}, **own)).weights == "int8"
+    with pytest.raises(ScenarioError, match="t4 has no bf16"):
+        served(server, {"weights": "bf16"}, **own)
