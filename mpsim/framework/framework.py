@@ -101,10 +101,9 @@ class Framework:
             kernel = known["instead"].get(kernel)
         if not self.lowering.fused_attention or kernel == self.kernels.attention_kernel:
             return self
-        if kernel is None:
-            scores = structs.replace(self.lowering, fused_attention=False)
-            return structs.replace(self, lowering=scores)
-        return structs.replace(self, kernels=structs.replace(self.kernels, attention_kernel=kernel))
+        lowering = structs.replace(self.lowering, fused_attention=kernel is not None)
+        kernels = structs.replace(self.kernels, attention_kernel=kernel or _UNUSED)
+        return structs.replace(self, lowering=lowering, kernels=kernels)
 
     def on_host(self, call_time: float) -> typing.Self:
         """The stack on a host whose calls take so many times those of an x86 server."""
@@ -134,6 +133,9 @@ class Framework:
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
 _SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
+_UNUSED: typing.Final = (
+    "flash1"  # whose constants every accelerator has, where scores are in memory
+)
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
 ATTENTION_KERNELS = typing.get_args(behaviour.AttentionKernel)
 AREAS: Mapping[str, str] = read_shipped("mpsim.framework.data", "areas.yaml")

@@ -8,6 +8,7 @@ import re
 import pytest
 
 import mpsim
+from mpsim.cost.kernels import KernelModel
 from mpsim.errors import nearest
 from mpsim.framework import framework_names
 from mpsim.hardware import accelerator, accelerator_names
@@ -240,6 +241,7 @@ def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, ba
         ("torchtitan-2025", "flash2", "a100-sxm-80", ""),
         ("torchtitan-2025", "flash2", "mi300x", ""),
         ("megatron-core", "cudnn", "v100-sxm2-32", "scores in memory"),
+        ("megatron-core", "cudnn-fp8", "v100-sxm2-32", "scores in memory"),
     ],
 )
 def test_a_chip_runs_the_attention_that_it_can(stack, asked, chip, runs, base):
@@ -259,6 +261,7 @@ def test_a_chip_runs_the_attention_that_it_can(stack, asked, chip, runs, base):
     assert taken == (runs or asked)
     assert ("cannot run; simulated with" in " ".join(told_of(named))) == bool(runs)
     assert "cannot run" not in " ".join(told_of(quiet))
+    KernelModel(accelerator(chip), "fp16", attention_kernel=software.kernels.attention_kernel)
 
 
 def test_points_of_one_grid_have_the_attention_of_their_own_chips(base):
