@@ -9,6 +9,7 @@ validation/intervals.py does, from which every result gets its interval and says
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -422,4 +423,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     main()

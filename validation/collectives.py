@@ -8,6 +8,7 @@ Run from the repository's root: python validation/collectives.py. It rewrites va
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -328,6 +329,7 @@ def _score(sweep: Sweep, times: Floats) -> Score:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     text = report(load_sweeps())
     (ROOT / "validation" / "collectives.md").write_text(text, encoding="utf-8")
     print(text)

@@ -14,6 +14,7 @@ Shapes: N figures, U settings, C groups of measured runs, T levels of attributes
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import hashlib
@@ -948,4 +949,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     main()

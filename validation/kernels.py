@@ -8,6 +8,7 @@ Run from the repository's root: python validation/kernels.py. It rewrites valida
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import statistics
@@ -295,4 +296,5 @@ def report() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     (ROOT / "validation" / "kernels.md").write_text(report(), encoding="utf-8")

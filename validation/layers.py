@@ -8,6 +8,7 @@ Run from the repository's root: python validation/layers.py. It rewrites validat
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -128,4 +129,5 @@ def report() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     (ROOT / "validation" / "layers.md").write_text(report(), encoding="utf-8")

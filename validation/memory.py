@@ -8,6 +8,7 @@ Run from the repository's root: python validation/memory.py. It rewrites validat
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import math
@@ -388,4 +389,5 @@ def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     PAGE.write_text(page(read(), witnesses()), encoding="utf-8")

@@ -9,6 +9,7 @@ Run from the repository's root: python validation/power.py. It rewrites validati
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import re
@@ -453,5 +454,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     PAGE.write_text(page(), encoding="utf-8")
     sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
