@@ -49,7 +49,6 @@ class Tried(NamedTuple):
     predicted: float
     filled: float
     measured: float | None
-    memory: float
     setting: Setting
     kernels: str
 
@@ -111,9 +110,7 @@ def sweeps() -> list[Sweep]:
         told = simulated(read_run(cells, ran=False)[1].scenario, layer=False, seen="memory")
         seconds = row.measured.number("iter_time_s")
         kernels = cells.text("notes").partition("|")[0]
-        tried = Tried(
-            row.id, told.seconds, told.filled, seconds, told.memory, told.setting, kernels
-        )
+        tried = Tried(row.id, told.seconds, told.filled, seconds, told.setting, kernels)
         found.setdefault(group_of(cells), []).append(tried)
     return [Sweep(title, tried) for title, tried in found.items()]
 
@@ -170,10 +167,9 @@ def replay_section(found: list[Sweep]) -> list[str]:
 
 def _regrets(tried: list[Tried]) -> list[float]:
     """How much slower than the fastest the best of the first one, three and five launched is; infinite where none ran."""
-    memory = np.array([each.memory for each in tried])
-    room = tried[0].memory / tried[0].filled
+    filled = np.array([each.filled for each in tried])
     seconds = np.array([each.predicted for each in tried])
-    order = Belief([each.setting for each in tried], seconds, memory, room).choose(5)
+    order = Belief([each.setting for each in tried], seconds, filled, 1.0).choose(5)
     best = min(each.measured for each in tried if each.measured)
     times = [tried[place].measured or math.inf for place in order]
     return [min(times[:count]) / best - 1 for count in (1, 3, 5)]

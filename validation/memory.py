@@ -158,7 +158,7 @@ def witness_section(filled: Sequence[tuple[float, str]]) -> list[str]:
             f"{TOO_FAR:g} times it and {sum(share > 1.3 for share, _ in filled)} above 1.3 times:"
         ),
         "",
-        "| run | predicted peak over capacity |",
+        "| run | what it is predicted to need over capacity |",
         "| --- | ---: |",
         *worst,
         "",

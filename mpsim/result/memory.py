@@ -24,6 +24,7 @@ class Memory(Shown):
     # mapping of str to float64[P], in the order in which they are shown [B]
     components: Mapping[str, Floats]
     capacities: Floats  # float64[P], of an accelerator of each rank [B]
+    needed: Floats  # float64[P], without what the allocator gives back before it gives up [B]
     when: tuple[str, ...] = ()  # the moment at which each rank is fullest, in the words of its job
 
     @functools.cached_property
@@ -34,9 +35,8 @@ class Memory(Shown):
 
     @functools.cached_property
     def fullest(self) -> int:
-        """The rank that needs most, of what it has where ranks have different capacities."""
-        alike = bool((self.capacities == self.capacities[0]).all())
-        return int(np.argmax(self.total if alike else self.total / self.capacities))
+        """The rank that takes most of what it has."""
+        return int(np.argmax(self.total / self.capacities))
 
     @property
     def capacity(self) -> float:
@@ -44,9 +44,14 @@ class Memory(Shown):
         return float(self.capacities[self.fullest])
 
     @property
+    def filled(self) -> float:
+        """Largest share of an accelerator's memory that a rank needs."""
+        return float((self.needed / self.capacities).max())
+
+    @property
     def fits(self) -> bool:
-        """Whether every rank's total is within capacity."""
-        return bool((self.total <= self.capacities).all())
+        """Whether what every rank needs is within capacity."""
+        return self.filled <= 1.0
 
     def sheet(self) -> Sheet:
         """Every component of each rank, a line a rank."""
@@ -73,13 +78,12 @@ class MemoryCurve:
 
 def join_memory(parts: Sequence[Memory]) -> Memory:
     """The memory of several classes of replicas, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
     return Memory(
         components={
             name: np.concatenate([part.components[name] for part in parts])
             for name in parts[0].components
         },
         capacities=np.concatenate([part.capacities for part in parts]),
+        needed=np.concatenate([part.needed for part in parts]),
         when=tuple(itertools.chain(*(part.when for part in parts))),
     )

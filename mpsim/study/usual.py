@@ -43,8 +43,7 @@ def usual(scenario: Scenario) -> Values:
     """Values of settings that the file of a scenario leaves open."""
 
     def filled(values: Values) -> float:
-        memory = account_memory(resolve(scenario.with_values(values)))
-        return float(memory.total[memory.fullest]) / memory.capacity
+        return account_memory(resolve(scenario.with_values(values))).filled
 
     def seconds(values: Values) -> float:
         return simulate_step(scenario.with_values(values)).timeline.step_time_s

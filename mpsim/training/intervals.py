@@ -120,9 +120,8 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
 
 
 def fits_probability(memory: Memory, setting: Setting) -> float:
-    """Odds that a measured peak fits on the fullest rank, by residuals of published ones."""
-    peak = float(memory.total[memory.fullest])
-    return residuals("memory").around(peak, setting).odds(memory.capacity)
+    """Odds that what is needed fits on every rank, by residuals of published peaks."""
+    return residuals("memory").around(memory.filled, setting).odds(1.0)
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:

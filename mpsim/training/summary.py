@@ -166,10 +166,9 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     if memory.fits and told(result.headline).full > _CROWDED:
         warnings.append(say("training.full_memory"))
     if not memory.fits:
-        warnings.append(
-            f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB"
-            f" of {memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
-        )
+        needed, capacity = memory.needed[memory.fullest] / 1e9, memory.capacity / 1e9
+        says = f"rank {memory.fullest} needs {needed:.1f} GB of {capacity:.1f} GB"
+        warnings.append(f"does not fit: {says}; 'mpsim check' says what would make it fit")
     return warnings
 
 

@@ -313,7 +313,7 @@ class Simulated:
     setting : Setting
         What the residuals of both depend on.
     filled : float
-        Share of its accelerator's memory that the fullest rank takes; 0 for a layer.
+        Share of its accelerator's memory that a rank needs at most; 0 for a layer.
     """
 
     seconds: float
@@ -371,8 +371,7 @@ class _Outcome:
 @remembered(4096)
 def _filled(scenario: str) -> float:
     """Share of its accelerator's memory that the fullest rank takes; nothing is simulated for it."""
-    memory = account_memory(resolve(Scenario.from_mapping(json.loads(scenario))))
-    return float(memory.total[memory.fullest]) / memory.capacity
+    return account_memory(resolve(Scenario.from_mapping(json.loads(scenario)))).filled
 
 
 @remembered(4096)
@@ -385,7 +384,7 @@ def _outcome(scenario: str, parts: bool = False) -> _Outcome:
         "step": result.timeline.step_time_s,
         "parameters": float(model.parameters().total),
         "memory": total,
-        "filled": total / memory.capacity,
+        "filled": memory.filled,
         "reserved": total - outside_allocator(result.plan),
         "allocated": total - float(memory.components["overhead"][memory.fullest]),
     }

@@ -125,7 +125,7 @@ class Bounded:
     # to rounding; of layouts that need more than there is, something above that
     memory: Floats
     bound: Floats  # float64[K]: no step is shorter [s]; infinite for those
-    # float64[K]: share of what is usable that the fullest rank takes; above 1 of those
+    # float64[K]: share of what is usable that a rank needs at most; above 1 of those
     filled: Floats
 
 
@@ -317,7 +317,7 @@ class _Around:
         kept = np.stack([self._kept(layout) for layout in chosen])
         lists = np.stack([self._of_sharing(layout.sharing)[2] for layout in chosen])
         held = self._memory(kept, order, fresh, lists) + standing[left]
-        memory[left], filled[left] = held.max(axis=1), (held / room).max(axis=1)
+        (memory[left], _), (_, filled[left]) = held.max(axis=2), (held / room).max(axis=2)
         left = left[filled[left] <= usable]
         if len(left):
             chosen = [layouts[place] for place in left.tolist()]
@@ -373,11 +373,11 @@ class _Around:
 
     def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], lists: Floats) -> Floats:
         """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of
-        the optimizer, and overhead of each rank, float64[K, P] [B].
+        the optimizer, and overhead of each rank, reserved and needed, float64[2, K, P] [B].
         """
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, apart, others = order.flight().peaks(by_stage, fresh)
-        others = np.maximum(others, np.minimum(lists, peaks))
+        others[0] = np.maximum(others[0], np.minimum(lists, peaks))
         step = lists + np.array([[each.total - each.root] for each in fresh])
         peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         held: Floats = peaks + overhead(self._plan, peaks, apart, others)

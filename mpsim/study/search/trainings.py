@@ -471,7 +471,7 @@ class Trainings(Space[Candidate]):
         most = self.limits.max_memory or math.inf
         peaks = residuals("memory").interval(1.0, setting_of(plan))
         memory = account_memory(plan)
-        filled = float((memory.total / memory.capacities.clip(max=most)).max())
+        filled = float((memory.needed / memory.capacities.clip(max=most)).max())
         return peaks.odds(1.0 / filled) if filled <= self._usable(peaks) else None
 
     def _switches(self, rows: Sequence[Found]) -> Switches:

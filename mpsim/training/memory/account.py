@@ -45,18 +45,20 @@ def account_memory(plan: Plan) -> Memory:
 @remembered(_PLANS)
 def _accounted(plan: Plan) -> Memory:
     held = held_by_rank(plan)
-    peak, logits, collected, passing, others = np.array([rank.at_fullest for rank in held]).T
+    peak, logits, collected, passing, *others = np.array([rank.at_fullest for rank in held]).T
     states = model_states(plan)
+    reserved, needed = overhead(plan, peak, collected + passing, np.stack(others))
     states |= {
         "gradients": states["gradients"] - fresh_gradients(plan).total + collected,
         "activations": peak - logits - collected - passing,
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
-        "overhead": overhead(plan, peak, collected + passing, others),
+        "overhead": reserved,
     }
     return Memory(
         components=states,
         capacities=np.array([each.accelerator.memory_bytes for each in plan.class_clusters]),
+        needed=np.sum([*states.values()], axis=0) - reserved + needed,
         when=tuple(_moment(plan, rank, held_rank.fullest) for rank, held_rank in enumerate(held)),
     )
 
@@ -115,12 +117,12 @@ def overhead(plan: Plan, peaks: Floats, apart: Floats, others: Floats) -> Floats
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
     beside what stands all the time, and the part of it that is no activation: gradients of one
-    microbatch, units [B]. `others` (float64[..., P]): what other moments need (`Held.elsewhere`)
-    [B].
+    microbatch, units [B]. `others` (float64[2, ..., P]): `Held.elsewhere` and `Held.stays` [B].
+    Returns as many: what is reserved, and what of it is needed.
     """
     outside = outside_allocator(plan)
     if plan.layout.framework.memory.places_buffers:
-        return np.full_like(peaks, outside)
+        return np.full_like(others, outside)
     constants = memory_constants()
     lost: Floats = constants["fragmentation"] * (peaks - apart)
     return outside + lost + constants["reshaped"] * others

@@ -84,6 +84,8 @@ class Held:
         Part of `most` that is this microbatch's gradients, and gathered or reduced units [B].
     elsewhere : float64[N]
         The most that another moment of the rank needs at once: much of it fits no hole [B].
+    stays : float64[N]
+        The same without what has segments of its own, which are free when others are short [B].
     """
 
     before: Floats
@@ -93,6 +95,7 @@ class Held:
     collected: Floats
     passing: Floats
     elsewhere: Floats
+    stays: Floats
 
     @property
     def fullest(self) -> int:
@@ -101,8 +104,8 @@ class Held:
 
     @property
     def at_fullest(self) -> list[float]:
-        """`most`, `logits`, `collected`, `passing` and `elsewhere` of that action [B]."""
-        columns = self.most, self.logits, self.collected, self.passing, self.elsewhere
+        """`most`, `logits`, `collected`, `passing`, `elsewhere`, `stays` of that action [B]."""
+        columns = self.most, self.logits, self.collected, self.passing, self.elsewhere, self.stays
         return [float(column[self.fullest]) for column in columns]
 
 
@@ -213,14 +216,13 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     made = np.where(kind == Action.F, columns["logits"], 0.0)
     logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
     bounds, scratch, total = orders.rank_ptr, step_scratch(plan), fresh.total
-    most, others = (
-        np.maximum.reduceat(column, bounds[:-1]) for column in (moment.most, moment.elsewhere)
-    )
+    moments = np.stack([moment.most, moment.elsewhere, moment.stays])
+    most, others, stays = np.maximum.reduceat(moments, bounds[:-1], axis=1)
     others = np.maximum(others, np.minimum(scratch, most))
-    beside = np.repeat(others, np.diff(bounds))
-    every = before, after, moment.most, logits, moment.collected, moment.passing, beside
+    beside = np.repeat([others, stays], np.diff(bounds), axis=1)
+    every = before, after, moment.most, logits, moment.collected, moment.passing, *beside
     lists = scratch - fresh.root
-    steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others]
+    steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others, stays]
     # the optimizer's step stands behind the actions of each rank
     stepped = np.empty((len(every), len(kind) + orders.pp))
     acts, ends = np.arange(len(kind)) + orders.rank, bounds[1:] + np.arange(orders.pp)

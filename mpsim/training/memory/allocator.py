@@ -9,6 +9,7 @@ split if enough is left. An expandable segment is one range a stream and pool, m
 from __future__ import annotations
 
 import bisect
+import math
 
 from mpsim import structs
 
@@ -43,11 +44,12 @@ class Segment:
 
 class CachingAllocator:
     """Blocks and segments of one device. `expandable`: ``expandable_segments:True`` of
-    PYTORCH_ALLOC_CONF.
+    PYTORCH_ALLOC_CONF. `limit`: memory of the device [B]; segments that expand have none.
 
     Notes
     -----
-    A segment is never given back: on a device with room left, torch gives none back either.
+    Segments that nothing lies in are given back once the driver has no more (torch's
+    release_cached_blocks); where that is not enough, there is a MemoryError.
 
     Examples
     --------
@@ -57,7 +59,8 @@ class CachingAllocator:
     (1024, 1024, 2097152)
     """
 
-    def __init__(self, *, expandable: bool = False) -> None:
+    def __init__(self, *, expandable: bool = False, limit: float = math.inf) -> None:
+        self._limit = limit
         self.segments: list[Segment] = []
         self.allocated = self.reserved = 0
         self._expandable, self._next = expandable, _RANGE
@@ -111,11 +114,23 @@ class CachingAllocator:
             return self._mapped(size, stream, small)
         own = -(-size // _STEP) * _STEP
         whole = _SMALL_SEGMENT if small else _LARGE_SEGMENT if size < _LARGE else own
+        if self.reserved + whole > self._limit:
+            self._release(self._limit - whole)
         segment = Segment(self._next, whole, stream, small)
         segment.blocks.append(Block(segment, segment.address, whole))
         self.segments.append(segment)
         self._next, self.reserved = self._next + whole, self.reserved + whole
         return segment.blocks[0]
+
+    def _release(self, most: float) -> None:
+        """Give back every segment that is one free block, so that at most so much is reserved."""
+        for segment in self.segments[:]:
+            if len(segment.blocks) == 1 and not segment.blocks[0].requested:
+                self._drop(segment.blocks[0])
+                self.segments.remove(segment)
+                self.reserved -= segment.size
+        if self.reserved > most:
+            raise MemoryError
 
     def _mapped(self, size: int, stream: int, small: bool) -> Block:
         """The free end of an expandable segment, with as many pages more as are missing."""

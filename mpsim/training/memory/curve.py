@@ -45,7 +45,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
         "buffers": _over_time(held.passing, np.zeros_like(held.passing)),
     }
     own["activations"] = moments - sum(own.values())
-    whole, *parts, _ = held.at_fullest
+    whole, *parts, _, _ = held.at_fullest
     most = dict(zip(("logits", "gradients", "buffers"), parts, strict=True))
     most["activations"] = whole - sum(most.values())
     components = {

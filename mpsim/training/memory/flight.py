@@ -66,11 +66,11 @@ class Flight:
         self, kept: Mapping[str, Floats], fresh: Sequence[Fresh]
     ) -> tuple[Floats, Floats, Floats]:
         """Most that each rank holds at once, the part of it that is no activation, and what other
-        moments need.
+        moments need, all and what stays of it.
 
         `kept` (mapping of str to float64[K, S]): fields of `Kept` of each stage [B]. `fresh`: what
-        the backward of each layout makes for itself. Returns three float64[K, P], as
-        `mpsim.training.memory.activations.held_by_rank` has them.
+        the backward of each layout makes for itself. Returns two float64[K, P] and a float64[2, K,
+        P], as `mpsim.training.memory.activations.held_by_rank` has them.
         """
         for_input = kept["for_input"] + kept["logits"]
         backward, whole = self.differentiates > 0, self.differentiates > 1
@@ -82,14 +82,14 @@ class Flight:
         columns = {name: column[:, self.stage] for name, column in kept.items()}
         after = before - np.where(backward, for_input[:, self.stage], 0.0)
         after -= np.where(whole, columns["for_weight"], 0.0)
-        most, apart, elsewhere = np.zeros((3, *before.shape))
+        most, apart, *others = np.zeros((4, *before.shape))
         for each in dict.fromkeys(fresh):  # few: one for each way to share states
             rows = np.array([each == layout_fresh for layout_fresh in fresh])
             own = {name: column[rows] for name, column in columns.items()}
             moment = fullest(before[rows], after[rows], own, backward, whole, each)
             most[rows], apart[rows] = moment.most, moment.apart
-            elsewhere[rows] = moment.elsewhere
-        return *self._fullest(most, apart), np.maximum.reduceat(elsewhere, self.first, axis=1)
+            others[0][rows], others[1][rows] = moment.elsewhere, moment.stays
+        return *self._fullest(most, apart), np.maximum.reduceat(others, self.first, axis=2)
 
     def _fullest(self, most: Floats, own: Floats) -> tuple[Floats, Floats]:
         """The largest of each rank's moments, and what belongs to it."""

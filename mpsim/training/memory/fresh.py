@@ -47,13 +47,14 @@ class Fresh:
 
 class Fullest(NamedTuple):
     """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units;
-    the largest that other moments need beside it; whether it is in the head.
+    the largest that other moments need beside it, and what stays of it; whether it is in the head.
     """
 
     most: Floats
     collected: Floats
     passing: Floats
     elsewhere: Floats
+    stays: Floats
     at_head: Flags
 
     @property
@@ -127,10 +128,12 @@ def fullest(
     # one of its own, and layers after a loss cut its, if segments do not grow
     cuts = float(not fresh.grows)
     in_loss = kept["of_loss"] + cuts * np.minimum(in_layers, kept["in_head"])
-    units = nothing + fresh.passing + cuts * fresh.waiting
     larger = kept["of_loss"] > kept["of_layers"]
-    elsewhere = np.maximum(np.where(larger, in_loss, 0.0), units)
-    return Fullest(most, of(collected), of(passing), elsewhere, at_head)
+    # before torch gives up, it frees segments that nothing lies in (release_cached_blocks): those
+    # of whole gradients of a root and lists of an optimizer, not those that layers have cut
+    stays = np.maximum(np.where(larger, in_loss, 0.0), fresh.passing)
+    elsewhere = np.maximum(stays, fresh.passing + cuts * fresh.waiting)
+    return Fullest(most, of(collected), of(passing), elsewhere, stays, at_head)
 
 
 def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:

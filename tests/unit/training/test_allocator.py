@@ -52,6 +52,24 @@ def test_first_allocation_takes_the_segment_of_its_size(
     assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
 
 
+@pytest.mark.parametrize(("kept", "limit"), [(0, 60), (11, 90)])
+def test_only_segments_that_nothing_lies_in_are_given_back(kept: int, limit: int) -> None:
+    """Two blocks of 30 MiB freed make room for one of 60 on a device of 60; if 11 MiB of something else lie in the place of one, it needs 30 MiB more."""
+
+    def run(device: int) -> int:
+        allocator = CachingAllocator(limit=device * MIB)
+        for block in [allocator.allocate(30 * MIB) for _ in range(2)]:
+            allocator.free(block)
+        if kept:
+            allocator.allocate(kept * MIB)
+        allocator.allocate(60 * MIB)
+        return allocator.reserved
+
+    assert run(limit) == limit * MIB
+    with pytest.raises(MemoryError):
+        run(limit - 2)
+
+
 def test_a_hole_too_small_is_lost_without_expandable_segments() -> None:
     """Two blocks of 30 MiB freed make no room for one of 60 in segments of their own; in one range of addresses they do."""
     reserved = []

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpsim import Scenario, load, memo, simulate
+from mpsim import Scenario, load, memo, simulate, structs
 from mpsim.result.residuals import LEVEL
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
@@ -95,6 +95,22 @@ def test_the_largest_tensor_of_other_moments_needs_a_place_of_its_own(
     kept = Kept(for_input=10.0, in_layers=9.0, in_head=4.0, of_layers=3.0, of_loss=of_loss)
     (held,) = held_by_rank(plan, [kept])
     assert held.elsewhere.tolist() == [lost] * 5
+
+
+def test_lists_of_an_optimizer_are_reserved_and_not_needed() -> None:
+    """Torch gives their segments back before it gives up, so that a rank fits that reserves more than there is, and no less is needed."""
+    parts = {"parallelism": {"dp": 8, "zero": 3}, "cluster": {"preset": "dgx-h100", "nodes": 1}}
+    memories = []
+    for lists in (0, 4):
+        framework = {"preset": "torch-fsdp2", "root_unit": False, "step_scratch": lists}
+        scenario = Scenario.from_mapping({**TIGHT, **parts, "framework": framework})
+        memories.append(account_memory(make_plan(scenario)))
+    fused, listed = memories
+    assert listed.total > fused.total
+    assert listed.needed == pytest.approx(fused.needed)
+    short = structs.replace(listed, capacities=listed.needed)
+    assert short.fits
+    assert not structs.replace(listed, capacities=0.999 * listed.needed).fits
 
 
 def test_segments_grow_on_chips_of_nvidia_alone() -> None:

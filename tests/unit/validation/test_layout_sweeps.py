@@ -16,7 +16,7 @@ RAN_OUT = None
 
 def tried(name: str, predicted: float, filled: float, measured: float | None) -> Tried:
     """A layout of no setting in particular."""
-    return Tried(name, predicted, filled, measured, 80e9 * filled, Setting({}, 1), "")
+    return Tried(name, predicted, filled, measured, Setting({}, 1), "")
 
 
 SWEEP = Sweep(
