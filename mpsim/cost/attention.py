@@ -163,8 +163,6 @@ class AttentionModel:
         # rates are of head_dim 128; exponentials bind at 64, where products are half as long
         width = np.log2(np.maximum(work.head_dim, 1.0))
         seen = np.maximum(work.keys_seen(), 1.0)
-        tiles = work.tiles(self._use(self._tiles, "tile"))
-        processors, bend = self._use(self._tiles, "processors"), self._use(group, "bend")
         times = [
             flops
             * work.forward_flops()
@@ -172,13 +170,21 @@ class AttentionModel:
             / np.interp(width, _MEASURED, (self._or(f"narrow_{way}", 1.0), 1.0))
             * (1.0 + self._or(f"keys_{way}", 0.0) / seen)
             / np.where(latent, self._use(group, f"latent_{way}"), 1.0)
-            * waiting(tiles, processors, self._use(group, f"wait_{way}"), bend)
+            * self._waiting(work, way)
             for way, flops in (("forward", 1.0), ("backward", self._total() - 1.0))
         ]
         result: Floats = np.maximum(
             np.where(work.forward, *times), self._use(self._launch, "floor")
         )
         return result
+
+    def _waiting(self, work: AttentionWork, way: str) -> Floats | float:
+        """Time over that of endless work; nothing rests on tiles where none of them waits."""
+        wait = self._use(self._group, f"wait_{way}")
+        if not wait:
+            return 1.0
+        processors, bend = self._use(self._tiles, "processors"), self._use(self._group, "bend")
+        return waiting(work.tiles(self._use(self._tiles, "tile")), processors, wait, bend)
 
     def _or(self, leaf: str, none: float) -> float:
         """A constant that not every kernel has."""

@@ -8,6 +8,7 @@ import io
 import pytest
 
 import mpsim
+from mpsim.errors import CalibrationError
 from mpsim.study import sweep
 from mpsim.validate.rows import FIGURES, read_table, served_points, validate_files
 
@@ -196,7 +197,9 @@ def test_measured_services_become_points_of_a_fit(table):
         ("a", {"ttft": 0.03, "throughput": 90.0})
     ]
     assert [reason.partition(":")[0] for reason in skipped] == ["b"]
-    assert served_points(table("scenario,step_time\nx,1\n")) is None
+    assert served_points(table("gpu,op,time_us\nx,gemm,1\n")) is None
+    with pytest.raises(CalibrationError, match="calibrate from a log or a recording"):
+        served_points(table("scenario,step_time\nx,1\n"))
 
 
 def test_plots_and_tables(mpsim_cli, small, table, tmp_path):

@@ -76,6 +76,14 @@ def test_cudnn_on_hopper_has_a_rate_of_each_pass(
         assert rates == pytest.approx([forward * 1e12, backward * 1e12], rel=0.05)
 
 
+@pytest.mark.parametrize(("chip", "waits"), [("h100-sxm", False), ("b200-sxm", True)])
+def test_nothing_rests_on_tiles_where_none_of_them_waits(chip: str, waits: bool) -> None:
+    """Hopper's tables hold what waits, so that a step is not told to rest on assumed numbers of tiles."""
+    model = KernelModel(accelerator(chip), "bf16", attention_kernel="cudnn")
+    model.seconds([attention()])
+    assert any("occupancy" in each.name for each in model.provenance()) == waits
+
+
 @pytest.mark.parametrize("chip", ["h100-sxm", "gb200"])
 def test_a_measured_chart_takes_the_place_of_rates_by_pass(chip: str) -> None:
     """A machine file whose cuDNN attention reaches 100 TFLOP/s of both passes on long sequences."""
