@@ -73,6 +73,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "wide_norms": {"model.norm": "rmsnorm"},
         "loss_peak_bytes": {**ONE_STAGE, "model.layers": 2},
         "loss_kept_bytes": ONE_STAGE,
+        "expandable_segments": SHARDS,
         "recompute_selective": {"training.recompute": "selective"},
         **dict.fromkeys(("recompute_stops_early", "recompute_prunes"), FULL),
         "recompute_keeps_fp4": {
