@@ -133,9 +133,7 @@ class Framework:
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
 _SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
-_UNUSED: typing.Final = (
-    "flash1"  # whose constants every accelerator has, where scores are in memory
-)
+_UNUSED: typing.Final = "flash1"  # where scores are in memory: every chip has its constants
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
 ATTENTION_KERNELS = typing.get_args(behaviour.AttentionKernel)
 AREAS: Mapping[str, str] = read_shipped("mpsim.framework.data", "areas.yaml")
