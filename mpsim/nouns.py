@@ -47,8 +47,15 @@ _BOUNDS = {
 }
 
 
+class _Mark:
+    """Mark of a field, which models of pydantic read as nouns do."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> Any:
+        return typing.cast(Any, self).schema(handler(source))
+
+
 @structs.dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(_Mark):
     """Mark of a number that a person writes with a unit of `dimension`."""
 
     dimension: Dimension
@@ -64,7 +71,7 @@ class Quantity:
 
 
 @structs.dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(_Mark):
     """Mark of a truth value or a plain number: nothing is taken for one that is none."""
 
     unit: str = ""  # what it counts, such as ``B an element``; empty for a ratio or a count
@@ -76,7 +83,7 @@ class Plain:
         return {**plain, "strict": True, **self.bounds}
 
 
-class _Scalar:
+class _Scalar(_Mark):
     """Mark of text, a plain number or a truth value."""
 
     def schema(self, plain: _Schema) -> _Schema:

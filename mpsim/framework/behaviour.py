@@ -348,8 +348,8 @@ class MemoryBehaviour:
     remade_norms: Flag = False
     """Whether what a norm returns is made again from its input."""
     stacks_kept: Flag = False
-    """Whether what a layer keeps is copied into a stack of all layers and out of it (scans on GPUs,
-    where XLA's kernels fuse with such copies but not those of libraries)."""
+    """Whether what a layer keeps is copied into a stack of all layers and out of it (XLA's scans,
+    beside kernels of libraries)."""
     frees_weights: Flag = False
     """Whether each gathered weight is freed after its product and each gradient reduced at once,
     instead of whole units (XLA, DeepSpeed's ZeRO-3)."""

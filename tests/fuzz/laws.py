@@ -233,6 +233,7 @@ def outdoes(new: Accelerator, old: Accelerator) -> bool:
         new.name != old.name
         and (new.family, new.scale_up) == (old.family, old.scale_up)
         and new.memory_bandwidth >= old.memory_bandwidth
+        and new.memory_bytes >= old.memory_bytes
         and new.tdp_w >= old.tdp_w
         and all(new.peak_flops.get(f, 0.0) >= old.peak_flops.get(f, 0.0) for f in formats)
     )

@@ -896,14 +896,6 @@ def test_a_policy_that_saves_products_runs_again_what_lies_between_them(words: s
     assert experts["recompute"] == "selective"
 
 
-@pytest.mark.parametrize(("gpu", "fused"), [("V100-SXM2-32GB", False), ("A100-SXM4-80GB", True)])
-def test_no_flash_attention_before_ampere(gpu: str, fused: bool) -> None:
-    """A stack with fused attention materialises scores on a V100, which is told."""
-    run = _described(framework="PyTorch FSDP (FlashAttention)", accelerator=gpu, zero_stage="3")
-    assert run.scenario["framework"].get("fused_attention", True) is fused
-    assert any("no kernel" in each.why for each in run.assumed) is not fused
-
-
 @pytest.mark.parametrize(
     ("words", "date", "kernel"),
     [
