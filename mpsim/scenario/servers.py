@@ -115,7 +115,8 @@ def said(data: Data) -> dict[str, object]:
             written |= {f"{place}.{field}" for field in (*_part(pool, "engine"), *engine)}
             fields = {to.rpartition(".")[2]: to for to in own if own[to] != found.get(to)}
             found |= {f"{place}.{field}": own[to] for field, to in fields.items()}
-    return {key: value for key, value in found.items() if key not in written}
+    empty = tuple(f"serving.{key}." for key, value in serving.items() if value is None)
+    return {to: it for to, it in found.items() if to not in written and not to.startswith(empty)}
 
 
 def _part(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

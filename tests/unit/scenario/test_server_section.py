@@ -85,6 +85,7 @@ def test_pools_share_a_chunk_among_their_own_ranks_and_take_it_by_their_own_devi
     [
         ("serving", 5),
         ("serving.engine", ["vllm"]),
+        ("serving.engine", None),
         ("serving.disaggregated.prefill.accelerator", ["b200-sxm"]),
         ("serving.disaggregated.prefill.accelerator", 5),
     ],
