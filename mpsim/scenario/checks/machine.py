@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mpsim.errors import Problem
 from mpsim.scenario.checks.common import mistake, multiples
 from mpsim.scenario.sections import Variation, factors
+from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -50,6 +51,17 @@ def check_parts(scenario: Written) -> Iterator[Problem]:
         covered = sum(part.count for part in parts or ())
         if parts is not None and covered != degree:
             yield mistake("parts", scenario, part=key, covered=covered, axis=axis, degree=degree)
+
+
+def check_attention(scenario: Written) -> Iterator[Problem]:
+    """Times of a narrow attention kernel are known on every accelerator, or were measured there."""
+    stack, table = scenario.software, read_shipped("mpsim.framework.data", "attention.yaml")
+    known = (
+        table["timed"].get(stack.kernels.attention_kernel) if stack.lowering.fused_attention else ()
+    )
+    for chip in dict.fromkeys(cluster.accelerator for cluster in scenario.clusters if known):
+        if chip.family not in known and not chip.calibration:
+            yield mistake("attention_kernel", scenario, chip=chip, known=", ".join(known))
 
 
 def check_replica_batches(scenario: Written) -> Iterator[Problem]:
