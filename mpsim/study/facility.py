@@ -11,8 +11,10 @@ from typing import Any, get_args
 from mpsim import structs
 from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, nearest
-from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of
+from mpsim.hardware import GIVEN, Accelerator, Cluster, accelerator_names, source_of
+from mpsim.result import Result
 from mpsim.result.energy import meter_constants
+from mpsim.result.figures import mean_over_accelerators
 from mpsim.result.words import Figures
 from mpsim.scenario.fields import PriceRate
 from mpsim.shipped import read_shipped
@@ -129,6 +131,30 @@ def rate_of(
         return None
     beside = _passed_over(f"--offer {offer}", stated)
     return Rate(statistics.median(listed), listed[0], listed[-1], offer, _told(offers), beside)
+
+
+def mean_rate(result: Result, *, offer: str, rates: Mapping[str, float] | None) -> Rate | None:
+    """Price of an accelerator of a step, on average where stages or replicas have their own; None
+    where one of them has none.
+    """
+    each: dict[Accelerator, Rate] = {}  # of one name too, whose prices may differ
+    for cluster in result.class_clusters:
+        rate = rate_of(cluster, offer=offer, rates=rates)
+        if rate is None:
+            return None
+        each[cluster.accelerator] = rate
+    sources, beside = (
+        "; ".join(dict.fromkeys(text for text in texts if text))
+        for texts in zip(*((rate.source, rate.beside) for rate in each.values()), strict=True)
+    )
+    return Rate(
+        mean_over_accelerators(result, lambda chip: each[chip].usd_per_hour),
+        mean_over_accelerators(result, lambda chip: each[chip].low),
+        mean_over_accelerators(result, lambda chip: each[chip].high),
+        next(iter(each.values())).offer,
+        sources,
+        beside,
+    )
 
 
 def _passed_over(winner: str, stated: float | None) -> str:

@@ -13,17 +13,15 @@ from mpsim import structs
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
-from mpsim.hardware import Accelerator
 from mpsim.memo import remembered
 from mpsim.result import Result
-from mpsim.result.figures import mean_over_accelerators
 from mpsim.result.residuals import Interval, Setting
 from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped, say
 from mpsim.simulate import simulate_step
-from mpsim.study.facility import Facility, Rate, check_rates, rate_of
+from mpsim.study.facility import Facility, Rate, check_rates, mean_rate
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -199,7 +197,7 @@ def plan_training(
         raise ScenarioError(say("study.never_ends", name=result.scenario.name))
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
-    rate = _mean_rate(result, assumed)
+    rate = mean_rate(result, offer=assumed.offer, rates=assumed.rates)
     of = told(summary) if setting is None else setting
     known = residuals_of(of).interval(step, of)
     steady = (known.low / step, known.high / step)
@@ -227,30 +225,6 @@ def plan_training(
         basis=say("study.plan_interval", basis=known.basis, trainings=others.trainings),
         computing_spread=known_trainings("computing", without=without).ends(steady),
         warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
-    )
-
-
-def _mean_rate(result: Result, assumed: Assumptions) -> Rate | None:
-    """Price of an accelerator, on average where stages or replicas have their own; None where one
-    of them has none.
-    """
-    rates: dict[Accelerator, Rate] = {}  # of one name too, whose prices may differ
-    for cluster in result.class_clusters:
-        rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
-        if rate is None:
-            return None
-        rates[cluster.accelerator] = rate
-    sources, beside = (
-        "; ".join(dict.fromkeys(text for text in texts if text))
-        for texts in zip(*((rate.source, rate.beside) for rate in rates.values()), strict=True)
-    )
-    return Rate(
-        mean_over_accelerators(result, lambda chip: rates[chip].usd_per_hour),
-        mean_over_accelerators(result, lambda chip: rates[chip].low),
-        mean_over_accelerators(result, lambda chip: rates[chip].high),
-        next(iter(rates.values())).offer,
-        sources,
-        beside,
     )
 
 
