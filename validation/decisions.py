@@ -169,7 +169,7 @@ def _regrets(tried: list[Tried]) -> list[float]:
     """How much slower than the fastest the best of the first one, three and five launched is; infinite where none ran."""
     filled = np.array([each.filled for each in tried])
     seconds = np.array([each.predicted for each in tried])
-    order = Belief([each.setting for each in tried], seconds, filled, 1.0).choose(5)
+    order = Belief([each.setting for each in tried], seconds, filled, filled).choose(5)
     best = min(each.measured for each in tried if each.measured)
     times = [tried[place].measured or math.inf for place in order]
     return [min(times[:count]) / best - 1 for count in (1, 3, 5)]

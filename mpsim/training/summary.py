@@ -148,9 +148,9 @@ def _parameters(plan: Plan) -> dict[str, float]:
 
 def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
     memory, rank = result.memory, result.memory.fullest
-    parts = {name: float(held[rank]) for name, held in memory.components.items()}
-    whole = {"total": float(memory.total[rank]), "capacity": memory.capacity}
-    return {**parts, **whole, "rank": rank, "stage": rank % plan.layout.mesh.pp}
+    sizes = {**memory.components, "total": memory.total, "capacity": memory.capacities}
+    parts = {name: float(held[rank]) for name, held in sizes.items()}
+    return {**parts, "rank": rank, "stage": rank % plan.layout.mesh.pp}
 
 
 def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: str) -> list[str]:
@@ -166,9 +166,9 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     if memory.fits and told(result.headline).full > _CROWDED:
         warnings.append(say("training.full_memory"))
     if not memory.fits:
-        needed, capacity = memory.needed[memory.fullest] / 1e9, memory.capacity / 1e9
-        says = f"rank {memory.fullest} needs {needed:.1f} GB of {capacity:.1f} GB"
-        warnings.append(f"does not fit: {says}; 'mpsim check' says what would make it fit")
+        rank = int((memory.needed / memory.capacities).argmax())
+        needed, capacity = memory.needed[rank] / 1e9, memory.capacities[rank] / 1e9
+        warnings.append(say("training.too_full", rank=rank, needed=needed, capacity=capacity))
     return warnings
 
 

@@ -80,9 +80,9 @@ class Belief:
     """Joint distribution of the times and the fits of layouts."""
 
     settings: Sequence[Setting]  # of the layouts, which share model, machine and software
-    seconds: Floats  # seconds, memory: float64[L], predicted [s] [B]
+    seconds: Floats  # seconds, memory: float64[L], predicted step and peak that logs show [s] [B]
     memory: Floats
-    room: float  # memory of an accelerator [B]
+    filled: Floats  # float64[L], share of an accelerator's memory that is needed, as predicted
     ran: tuple[Ran, ...] = ()  # what was launched
 
     def after(self, *ran: Ran) -> Belief:
@@ -142,7 +142,7 @@ class Belief:
         level = draw.normal(middle, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
         weights = np.zeros(_DRAWS)
         for each in self.ran:
-            margin = math.log(self.room / self.memory[each.place]) - level
+            margin = -math.log(self.filled[each.place]) - level
             if each in told:
                 off = math.log((each.memory or 1.0) / self.memory[each.place]) - level
                 weights -= (off / own) ** 2 / 2
@@ -160,7 +160,7 @@ class Belief:
     @functools.cached_property
     def runs(self) -> Flags:
         """Whether a layout fits, in each draw [D, L]; of those launched what was seen."""
-        fits: Flags = self._drawn.memory <= np.log(self.room / self.memory)
+        fits: Flags = self._drawn.memory <= -np.log(self.filled)
         for each in self.ran:
             fits[:, each.place] = each.seconds is not None
         return fits

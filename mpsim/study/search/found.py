@@ -65,6 +65,7 @@ class Found:
     setting: Setting | None = None
     # odds that its measured peak would fit; None where nothing is known of the setting
     fits_probability: float | None = None
+    filled: float = 1.0  # share of its memory that the rank needs which needs most
 
     @property
     def ranked_by_s(self) -> float:

@@ -224,8 +224,8 @@ class Search(Outcome[Found]):
 
     @property
     def safest(self) -> Found | None:
-        """The safest in memory of the best and its ties: it holds least."""
-        return min(self._undecided, key=lambda row: row.memory_bytes, default=None)
+        """The safest in memory of the best and its ties: it needs least."""
+        return min(self._undecided, key=lambda row: row.filled, default=None)
 
     @property
     def _undecided(self) -> tuple[Found, ...]:

@@ -73,7 +73,6 @@ class Shortlist(Shown):
     scenario: Scenario
     candidates: tuple[Candidate, ...]
     pool: tuple[Found, ...]  # simulated layouts, the best first
-    room: float  # memory of an accelerator [B]
 
     def sheet(self) -> Sheet:
         """A line for each candidate."""
@@ -122,7 +121,6 @@ class Shortlist(Shown):
         places = [self.pool.index(item.row) for item in self.candidates]
         data = {
             "digest": self.scenario.digest,
-            "room": self.room,
             "pool": pool,
             "launched": dict(zip(names, places, strict=True)),
         }
@@ -156,7 +154,7 @@ def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
     Launch.of(scenario)  # refused before anything is chosen
     if not pool:
         raise ScenarioError(f"{search.why_nothing}; nothing to put on a shortlist")
-    belief = belief_of(pool, search.usable_bytes)
+    belief = belief_of(pool)
     chosen = belief.choose(count)
     simplest = next((n for n, row in enumerate(pool) if row is search.simplest), chosen[0])
     if simplest not in chosen and len(chosen) > 2:
@@ -174,25 +172,21 @@ def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
     }
     usual = "what its tp x pp costs here"
     candidates = [Candidate(pool[n], words.get(n, usual), float(odds[n])) for n in chosen]
-    return Shortlist(scenario, tuple(candidates), pool, search.usable_bytes)
+    return Shortlist(scenario, tuple(candidates), pool)
 
 
-def belief_of(pool: Sequence[Found], room: float) -> Belief:
+def belief_of(pool: Sequence[Found]) -> Belief:
     """Belief about layouts before any ran."""
     settings = [row.setting for row in pool if row.setting is not None]
     assert len(settings) == len(pool)
-    seconds = np.array([row.step_time_s for row in pool])
-    return Belief(settings, seconds, np.array([row.memory_bytes for row in pool]), room)
+    figures = [(row.step_time_s, row.memory_bytes, row.filled) for row in pool]
+    return Belief(settings, *np.array(figures).T)
 
 
 def _plain(row: Found) -> dict[str, object]:
     setting = None if row.setting is None else row.setting.to_json()
-    own = ("step_time_s", "memory_bytes", "accelerators", "tokens")
-    return {
-        "values": dict(row.values),
-        "setting": setting,
-        **{name: getattr(row, name) for name in own},
-    }
+    own = ("step_time_s", "memory_bytes", "accelerators", "tokens", "filled")
+    return {"values": dict(row.values), "setting": setting, **structs.named(row, *own)}
 
 
 def shown_step(seconds: float) -> str:
@@ -312,7 +306,7 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
             launched[name] = _ran(scenario, pool[place], place, logs)
     if not launched:
         raise FormatError(say("study.no_logs", folder=folder, names=", ".join(data["launched"])))
-    belief = belief_of(pool, data["room"]).after(*launched.values())
+    belief = belief_of(pool).after(*launched.values())
     return Tried(scenario.name, pool, belief, launched)
 
 
@@ -334,7 +328,7 @@ def _stored(file: Path) -> Mapping[str, Any]:
         data = json.loads(read_bytes(file, needed=needed, error=FormatError))
         _found(data["pool"][0])
         places = [data["pool"][place] for place in data["launched"].values() if place >= 0]
-        if not {"digest", "room"} <= data.keys() or len(places) != len(data["launched"]):
+        if "digest" not in data or len(places) != len(data["launched"]):
             raise ValueError(sorted(data))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise FormatError(f"{file}: is damaged; needed {needed}") from error
@@ -353,6 +347,7 @@ def _found(data: Mapping[str, Any]) -> Found:
         int(data["tokens"]),
         None,
         setting=setting,
+        filled=float(data["filled"]),
     )
 
 

@@ -113,6 +113,7 @@ class Candidate:
     layout: Layout
     memory: float  # of the fullest rank [B]
     bound: float  # no step is shorter [s]
+    filled: float  # share of its memory that the rank needs which needs most
     odds: float  # of fitting
     least: float  # the objective of a step of that time
 
@@ -151,6 +152,7 @@ class Candidate:
                 recompute=self.layout.recompute,
             ),
             fits_probability=self.odds,
+            filled=self.filled,
         )
 
 
@@ -336,12 +338,13 @@ class Trainings(Space[Candidate]):
         self.counts["memory"] += int((~fits).sum())
         weight = weight_of(machine.scenario, machine.price, self.objective)
         peaks = machine.peaks
-        memory, bound = known.memory.tolist(), known.bound.tolist()
+        figures = np.stack([known.memory, known.bound, known.filled], axis=1)
         found = []
         for place in np.flatnonzero(fits).tolist():
-            odds = peaks.odds(1.0 / float(known.filled[place]))
-            least = ranked_by(bound[place], odds) * weight
-            found.append(Candidate(machine, runs[place], memory[place], bound[place], odds, least))
+            memory, bound, filled = figures[place].tolist()
+            odds = peaks.odds(1.0 / filled)
+            least = ranked_by(bound, odds) * weight
+            found.append(Candidate(machine, runs[place], memory, bound, filled, odds, least))
         return found
 
     def entries(self, candidates: Sequence[Candidate], worst: float) -> Iterable[Entry]:

@@ -260,8 +260,8 @@ def test_ties_are_those_of_all_layouts_not_of_the_rows_printed(scenario):
     assert few.ties <= whole.ties <= few.ties + few.may_tie
     assert few.simplest.complexity == whole.simplest.complexity
     front = mpsim.search(scenario, over, top=1)
-    assert front.safest.memory_bytes == whole.safest.memory_bytes
-    assert whole.safest.memory_bytes == min(row.memory_bytes for row in (*whole.tied, whole.best))
+    assert front.safest.filled == whole.safest.filled
+    assert whole.safest.filled == min(row.filled for row in (*whole.tied, whole.best))
 
 
 def test_the_answer_is_ten_lines_and_a_short_front(scenario):

@@ -37,7 +37,7 @@ def believed(memory: list[float] | None = None) -> Belief:
         for tp, pp in DEGREES
     ]
     held = np.array(memory or [40e9] * len(DEGREES))
-    return Belief(settings, np.ones(len(DEGREES)), held, 80e9)
+    return Belief(settings, np.ones(len(DEGREES)), held, held / 80e9)
 
 
 def test_a_slope_of_tensor_parallel_is_found_from_three_runs_and_carried_to_the_fourth() -> None:
@@ -133,3 +133,20 @@ def test_a_folder_of_another_scenario_or_without_logs_is_refused(
     (tmp_path / SHORTLIST).write_text('{"digest": 1')
     with pytest.raises(FormatError, match="is damaged"):
         read_runs(scenario, tmp_path)
+
+
+def test_odds_of_fitting_are_those_of_the_verdict() -> None:
+    """Lists of an optimizer are reserved and not needed: what fits without them is as likely to run before a shortlist as in it."""
+    framework = {"preset": "torch-fsdp2", "root_unit": False, "step_scratch": 64}
+    scenario = mpsim.Scenario.from_mapping({
+        "schema": 1, "name": "listed", "model": "gpt2-large", "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "training": {"global_batch": 64, "sequence_length": 1024}, "framework": framework,
+    })  # fmt: skip
+    over: dict[str, list[object]] = {f"parallelism.{axis}": [1] for axis in ("tp", "pp", "cp")}
+    over |= {"parallelism.zero": [3], "training.micro_batch": [2], "training.recompute": ["none"]}
+    search = mpsim.search(scenario, over, front=False, max_memory=11e9)
+    assert isinstance(search, Search)
+    listed = shortlist(scenario, search, 2)
+    assert any(row.memory_bytes > 1.1 * 11e9 for row in listed.pool)
+    for item in listed.candidates:
+        assert item.odds == pytest.approx(item.row.fits_probability, abs=0.03)
