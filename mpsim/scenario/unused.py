@@ -100,6 +100,7 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
     "no shared prefix": lambda s: not s.service.workload.shared_prefix,
     "no placed experts": lambda s: not s.service.engine.overrides.get("eplb"),
     "no blocks": lambda s: s.service.weights != "fp8_block",
+    "wide cache": lambda s: s.service.kv not in ("fp8", "int8"),
     "one attention rank": lambda s: s.service.attention_dp == 1,
     "no limits": lambda s: s.service.slo.ttft is None and s.service.slo.tpot is None,
     # of the simulation

@@ -53,8 +53,6 @@ class EnginePreset:
     """Whether iterations without a graph are compiled and run as pieces of graphs."""
     step_time: Seconds = 0.0  # host time of an iteration that the device waits for [s]
     request_time: Seconds = 0.0  # host time of each sequence of an iteration [s]
-    prompt_layer_time: Seconds = 0.0
-    """Least time of a layer of experts with prompts and without a graph, on an x86 host [s]."""
     layer_time: Seconds = 0.0  # host time of a layer that the device waits for [s]
     host_layer_time: Seconds = 0.0
     """Time of an x86 host for a layer: no iteration without a graph is shorter [s]."""
@@ -69,6 +67,8 @@ class EnginePreset:
     stream_time: Seconds = 0.0
     """Time of the server for each piece of an answer, one piece after another [s]."""
     stream_interval: Count = 1  # tokens of a piece
+    narrow_prompts: Flag = False
+    """Whether attention of prompts multiplies in 8 bits where the cache has 8."""
     mixes: Flag = True
     """Whether prompts and decoding sequences of an iteration pass the layers together."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"

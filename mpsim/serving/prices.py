@@ -75,8 +75,6 @@ class IterationPrices:
         layers = work.layers + _EXPERT_LAUNCHES * work.expert_layers
         self._launches = self.call_time * engine.host_layer_time * layers * alone
         self.least_launches = 0.0 if engine.graph_sizes else self._launches
-        experts = self.call_time * engine.prompt_layer_time * work.expert_layers * alone
-        self._floors = self._launches, max(self._launches, experts)  # without prompts, and with
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
             self._drafting = structs.replace(self, work=draft.work, draft=None)
@@ -99,10 +97,14 @@ class IterationPrices:
         plain = self._drafting is None and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
         self._slope = each * work.pp * engine.slowdown if plain else None
-        rate = rates.prompt_share * rates.peaks["bf16"]
+        rate, narrow = rates.prompt_share * rates.peaks["bf16"], 1.0
+        if engine.narrow_prompts and self.kv_bytes < _ACTIVATION:
+            narrow = rates.prompt_narrow
+        # what latent attention caches is not what prompts multiply: it stays wide
         self._prompts = [
-            (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / rate)
+            (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / each)
             for s in work.attention
+            for each in [rate if s.latent else rate * narrow]
         ]
         # a token of a prompt passes a state like a window of itself alone
         self._prompts += [(1, state.prompt_token) for state in states]
@@ -178,8 +180,8 @@ class IterationPrices:
         if work.pp > 1:
             device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
-        if launched and (floor := self._floors[batch.prompt_tokens > 0]):
-            device = np.maximum(device, floor)
+        if launched:
+            device = np.maximum(device, self._launches)
         return device + engine.step_time + engine.request_time * sequences
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:

@@ -40,6 +40,7 @@ class Rates:
     attention_compute: float
     attention_narrow: float  # rate of its products over that where the cache has 8 bits
     prompt_share: float  # share of the bf16 peak that attention of prompts reaches
+    prompt_narrow: float  # rate of that in 8 bits over it, of engines with `narrow_prompts`
     # of norms, rotary, activation: fixed time [s], and share of `bandwidth`
     stream_latency: Seconds
     stream_bandwidth: float

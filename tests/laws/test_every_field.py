@@ -137,7 +137,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "serving.engine": {
         "expert_kernel": MIXTRAL,
-        "prompt_layer_time": {**MIXTRAL, "serving.engine": {"piecewise_graphs": False}},
+        "narrow_prompts": {"serving.kv": "fp8"},
         "expert_padding": {**MIXTRAL, "serving.weights": "fp8_block"},
         **dict.fromkeys(("padded_families", "padded_below"), PADDED),
         "mixes": LONG,
