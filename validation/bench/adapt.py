@@ -157,7 +157,12 @@ def _context(scenario: Sections) -> Assumed | None:
         ContextExchange.ALL_GATHER,
         ContextExchange.ULYSSES,
     )
-    if scenario["parallelism"]["cp"] == 1 or not ring:
+    mesh = scenario["parallelism"]
+    ulysses = software.tensor.context_exchange is ContextExchange.ULYSSES
+    if ulysses and model.get("heads", 0) % (mesh["tp"] * mesh["cp"]):
+        scenario["framework"]["context_exchange"] = ContextExchange.HIERARCHICAL.value
+        return Assumed("context_exchange", "hierarchical", "more ranks than heads to divide")
+    if mesh["cp"] == 1 or not ring:
         return None
     if 0 < model.get("window", 0) < scenario["training"]["sequence_length"]:
         scenario["framework"]["context_exchange"] = ContextExchange.ALL_GATHER.value

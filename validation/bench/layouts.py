@@ -11,7 +11,7 @@ from bench.assumptions import slices_of
 from bench.tables import lookup, said, table
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
-from mpsim.parallel import AXIS_NAMES
+from mpsim.parallel import AXES, AXIS_NAMES
 from mpsim.schedule import schedule, schedules
 
 __all__ = ["parallelism_of", "schedule_of"]
@@ -28,6 +28,8 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     CalibrationError
         If a degree, or what replicas share, is not stated.
     """
+    if not cells.text("dp"):
+        raise CalibrationError(_uneven(cells))
     degrees = {axis: cells.required(axis) for axis in _STATED}
     degrees |= {axis: cells.whole(axis) or 1 for axis in AXIS_NAMES if axis not in _STATED}
     if cells.whole("moe_experts") and (divided := cells.whole("etp")):
@@ -38,6 +40,13 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **_sharding(cells, rule, degrees["dp"]),
         **_layer_split(cells, rule, degrees["pp"] * schedule_of(cells).get("virtual_stages", 1)),
     }
+
+
+def _uneven(cells: Cells) -> str:
+    """Why a row without replicas has no whole number of them."""
+    axes = [axis.name for axis in AXES if axis.multiplies and axis.name != "dp"]
+    product = " x ".join(f"{axis} {cells.text(axis)}" for axis in axes if cells.text(axis))
+    return f"dp is not stated, and {product} do not divide {cells.text('num_accel')} accelerators"
 
 
 def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:

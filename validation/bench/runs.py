@@ -61,6 +61,7 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
     whole = fill_in(cells, rule)
     assumed = [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
+    assumed += [Assumed(to, "", str(why)) for to, why in rule.get("told", {}).items()]
     assumed += _meant_by("precisions", affirmed(whole.cells.text("precision")), to="precision")
     known, text = rule.get("recomputations", {}), whole.cells.text("recompute")
     meant = [entry for words, entry in known.items() if re.search(words, text, re.IGNORECASE)]
@@ -103,8 +104,7 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
     """
     whole = filled(cells, rule)
     scenario, exchanged = adapted(scenario_of(whole.cells, rule))
-    usual = [Assumed("adapter", "rank 8", "beside every product: neither is stated")]
-    told = usual if "method" in rule and "adapter" not in rule else ()
+    told = [_adapter_told(whole.cells)] if "method" in rule and "adapter" not in rule else ()
     assumed = (*whole.assumed, *told, *cluster_of(whole.cells)[1], *exchanged)
     return Imported(scenario=scenario, assumed=assumed)
 
@@ -282,13 +282,27 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def _method(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     """Adapters alone where the row's words say so, of the rank that they name, else as its software has them by default."""
+    more = dict(rule.get("training", {}))
     if "method" not in rule:
-        return {}
+        return more
     adapter = dict(rule.get("adapter", {}))
+    if rank := _adapter_rank(cells):
+        adapter["rank"] = rank
+    return {**more, "method": rule["method"], "adapter": adapter}
+
+
+def _adapter_rank(cells: Cells) -> int | None:
+    """The rank of adapters that a row's words name."""
     text = f"{said(cells)} | {cells.text('notes')}"
-    if stated := re.search(table("training")["adapter_rank"], text, re.IGNORECASE):
-        adapter["rank"] = int(stated[1])
-    return {"method": rule["method"], "adapter": adapter}
+    stated = re.search(table("training")["adapter_rank"], text, re.IGNORECASE)
+    return int(stated[1]) if stated else None
+
+
+def _adapter_told(cells: Cells) -> Assumed:
+    """What is assumed of adapters whose software has no habit of its own."""
+    if _adapter_rank(cells):
+        return Assumed("adapter", "", "beside every product: where they stand is not stated")
+    return Assumed("adapter", "rank 8", "beside every product: neither is stated")
 
 
 def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
@@ -453,7 +467,7 @@ def _document(cells: Cells) -> tuple[int, str] | None:
     """Tokens of a document among those packed into a sequence, and why so many; None where nothing is packed, or no more than one fits."""
     columns = (cells.text(name) for name in ("notes", "assumed_fields"))
     packed, text = table("training")["packed"], " | ".join((said(cells), *columns))
-    if not re.search(packed["pattern"], text, flags=re.IGNORECASE):
+    if not re.search(packed["pattern"], affirmed(text), flags=re.IGNORECASE):
         return None
     stated = re.search(packed["mean"], text, flags=re.IGNORECASE)
     tokens = int(stated[1]) if stated else int(packed["tokens"])

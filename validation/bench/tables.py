@@ -41,7 +41,9 @@ _DENIED = re.compile(
 _WORDS = "words"  # stands for family and framework together
 _DATED = "dated"  # stands for family, framework and date together
 _SAID = "said"  # stands for model, framework, schedule and overlap together
-_SAYING = ("model", "framework", "schedule", "overlap_notes")
+_ANYWHERE = "anywhere"  # stands for the same and the notes, without paths of files in them
+_SAYING = ("model", "framework", "schedule", "overlap_notes", "zero_stage")
+_PATH = r"\S*\w/\S*\.\w+"
 _BY_NAME = "the software is read from the family's name"
 
 
@@ -131,7 +133,10 @@ def said(cells: Cells) -> str:
 
 
 def _text(cells: Cells, column: str, *, denied: bool = False) -> str:
-    if column == _SAID or column in _SAYING:
+    if column == _ANYWHERE:
+        text = f"{said(cells)} | {re.sub(_PATH, ' ', cells.text('notes'))}"
+        return _clauses(text, denied=denied)
+    if column == _SAID or (column in _SAYING and column != "zero_stage"):
         return _clauses(said(cells) if column == _SAID else cells.text(column), denied=denied)
     if column in (_WORDS, _DATED):
         date = f" | {cells.text('measured_date')}" if column == _DATED else ""

@@ -102,6 +102,9 @@ def _step(run: Imported) -> float:
         ({"family": "megatron-moe-modelzoo"}, "megatron-core-2025"),
         ({"framework": "Megatron-Bridge/Core container 26.08"}, "megatron-bridge"),
         ({"framework": "NeMo 26.02"}, "megatron-bridge"),
+        ({"framework": "Megatron Bridge 25.11"}, "megatron-bridge"),
+        ({"framework": "MindSpeed-LLM", "accelerator": "Ascend 910B"}, "megatron-core-2025"),
+        ({"framework": "NeMo-RL (DTensor, FSDP2)", **SHARDED}, "torch-fsdp2"),
         ({"framework": "NeMo 25.04"}, "nemo-2-performance"),
         ({"family": "dgxc-benchmarking", "framework": ""}, "nemo-2-performance"),
         ({"framework": "NeMo 24.07", "measured_date": "2024"}, "nemo-1-2405"),
@@ -665,7 +668,7 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
     for field, value in entry.get("framework", {}).items():
         if "\\" not in str(value):
             assert spoken["framework"][field] == value
-    for key in ("refused", "offload"):
+    for key in ("refused", "offload", "training", "told"):
         assert spoken.get(key) == entry.get(key)
     denied = plain
     for other in table("training")["everywhere"]:
@@ -707,7 +710,7 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
     ({"wide_norms": False}, ("apex FusedLayerNorm", "RMSNorm kernel")),
     (
         {"offload": "optimizer"},
-        ("ZeRO-Offload", "optimizer on CPU", "CPU Adam", "host offload of states"),
+        ("ZeRO-Offload", "optimizer on CPU", "CPU Adam", "host offload of states", "adam offload"),
     ),
     (
         {"offload": "parameters"},
@@ -715,12 +718,15 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
     ),
     ({"expert_overlap": "none"}, ("a2a overlap off", "no EP overlap", "expert overlap: none")),
     ({"context_exchange": "ulysses"}, ("Ulysses SP 2", "DeepSpeed-Ulysses")),
+    ({"context_exchange": "hierarchical"}, ("Ulysses 8 x ring 8", "CP comm type a2a+p2p", "USP")),
+    ({"fused_rotary": True, "fused_bias_activation": True}, ("fused rope/swiglu",)),
     (
         {},
         (
             *("unfused kernels", "no TP overlap", "user buffers off", "fused kernels: none"),
             *("activations offloaded to CPU", "no CPU offload", "offload: no"),
-            *("without Ulysses", "no activation offload"),
+            *("without Ulysses", "no activation offload", "triton attention"),
+            *("chunked attention with host offload", "CPU offload of activations"),
         ),
     ),
 ]
@@ -757,11 +763,21 @@ COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
             "AC: on",
             "nothing_saveable",
             *("full AC", "full recompute", "gradient ckpt", "enable_gradient_checkpointing=True"),
+            *("checkpoint activations", "per-layer remat", "remat on", "save_nothing"),
+            *("enable_activation_checkpointing: True", "full (no offload)"),
         ),
     ),
+    (
+        *("recomputations", "offload_activations", "inputs"),
+        ("full, offloaded to CPU", "offload (carry)", "AC with offload to host"),
+    ),
+    (*("recomputations", "recompute", "per-op"), ("recompute GeLU", "SwiGLU and norms")),
     (*("recomputations", "recompute", "selective"), ("SAC", "selective AC (no full recompute)")),
     (*("sharding", "zero", 0), ("plain DDP", "without ZeRO", "not sharded", "FSDP: off")),
+    (*("sharding", "zero", 1), ("distributed optimiser", "dist opt", "ZeRO_stage_1")),
+    (*("sharding", "zero", 2), ("deepspeed_stage_2",)),
     (*("sharding", "zero", 3), ("fully sharded", "hybrid sharding", "ZeRO++", "FSDP full shard")),
+    (*("sharding", "zero", 3), ("zero3.json", "deepspeed_stage_3_offload")),
     (
         *("precisions", "precision", "bf16"),
         ("no fp8, bf16", "bfloat16 without FP8", "bf16 (FP8 off)", "BF16; float8: no"),
@@ -794,6 +810,7 @@ def test_columns_are_read_as_strangers_fill_them(
         ("selective, every 4th layer", 2),
         ("full on 4 layers", 4),
         ("full on 40 layers", 8),
+        ("recompute block, 1 layer", 1),
     ],
 )
 def test_some_layers_of_a_stage_run_again(words: str, layers: int) -> None:
@@ -823,6 +840,7 @@ SWA = {"attention": "sliding"}
         ("gqa, alternating sliding window 128", SWA | {"window": 128, "full_every": 2}),
         ("128-token sliding window every other layer", SWA | {"window": 128, "full_every": 2}),
         ("gqa, 5 local (1024) : 1 global", SWA | {"window": 1024, "full_every": 6}),
+        ("GQA: 3 sliding (4096) to 1 global", SWA | {"window": 4096, "full_every": 4}),
         ("GQA 5:1, SWA 1024", SWA | {"window": 1024, "full_every": 6}),
         ("gqa, chunked window 8192 on 3 of 4 layers", SWA | {"window": 8192, "full_every": 4}),
         ("gqa, full attention on 1 of 4 layers, SWA 512", SWA | {"window": 512, "full_every": 4}),
@@ -946,13 +964,61 @@ def test_parallel_blocks_are_read_with_and_without_a_window(
 
 @pytest.mark.parametrize(
     ("notes", "window"),
-    [("", None), ("packed to 8192", 512), ("packed sequences, mean length 700", 700)],
+    [
+        *(("", None), ("packed to 8192", 512), ("packed sequences, mean length 700", 700)),
+        *(("sample_packing: true", 512), ("sample_packing: false", None), ("no packing", None)),
+        *(("intra-document masking", 512), ("without sequence packing", None)),
+    ],
 )
 def test_packed_documents_attend_to_themselves_alone(notes: str, window: int | None) -> None:
     """Attention is that of documents of their mean length, stated or assumed."""
     run = _described(notes=notes)
     assert run.scenario["model"].get("window") == window
     assert any(each.to == "document_tokens" for each in run.assumed) == bool(window)
+
+
+@pytest.mark.parametrize(
+    ("change", "training"),
+    [
+        ({"framework": "TRL DPOTrainer"}, {"reference": True}),
+        ({"notes": "DPO, LoRA rank 16"}, {"reference": True, "method": "lora"}),
+        ({"framework": "lora_finetune_distributed (rank 64)"}, {"method": "lora"}),
+        ({"overlap_notes": "Muon"}, {"optimizer": "muon"}),
+        ({"overlap_notes": "Adafactor, not Muon"}, {"optimizer": "adafactor"}),
+        ({"notes": "from examples/lora/llama.sh, no LoRA"}, {}),
+    ],
+)
+def test_words_say_what_trains_and_with_which_optimizer(
+    change: dict[str, str], training: dict[str, object]
+) -> None:
+    """Notes count as the software's words do, but no paths of files in them."""
+    plain, told = (_described(**row).scenario["training"] for row in ({}, change))
+    assert {k: v for k, v in told.items() if plain.get(k) != v and k != "adapter"} == training
+
+
+def test_what_no_column_describes_is_told() -> None:
+    """An encoder of images, an optimizer that the catalog lacks, a rank that words state."""
+    for words, told in (
+        ("vision tower frozen", "language model alone"),
+        ("LAMB", "AdamW's work"),
+        ("LoRA r=16", "where they stand"),
+    ):
+        assert any(told in each.why for each in _described(notes=words).assumed), words
+
+
+def test_a_product_of_degrees_that_does_not_divide_is_named() -> None:
+    """The reader sees which degrees contradict the number of accelerators."""
+    with pytest.raises(CalibrationError, match=r"tp 8 x pp 12 .* 512 accelerators"):
+        _described(num_accel="512", tp="8", pp="12", dp="", cp="", ep="")
+
+
+def test_a_module_of_further_prediction_is_a_layer_more() -> None:
+    """MTP in the notes adds one, unless it is denied."""
+    counts = [
+        _described(**EXPERTS, notes=words).scenario["model"]["layers"]
+        for words in ("", "MTP 1", "w/o MTP", "MTP off")
+    ]
+    assert counts == [48, 49, 48, 48]
 
 
 def test_unknown_cells_are_refused_with_a_reason() -> None:
