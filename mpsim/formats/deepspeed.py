@@ -229,4 +229,4 @@ def _word(row: Key, value: Any, usual: object, precision: str) -> object:
     return word
 
 
-DEEPSPEED: Final = Format(_NAME, "ds_config of DeepSpeed", "scenario", _is_config, _read_config)
+DEEPSPEED: Final = Format(_NAME, _is_config, _read_config)

@@ -572,6 +572,4 @@ _EXTRAS: Final[Mapping[str, Callable[[_Reader, Transformer], int]]] = {
 """Parameters of a class that the simulated model leaves out, or has and the class has not."""
 
 
-HUGGING_FACE: Final = Format(
-    "hf", "config.json of Hugging Face transformers", "scenario", _is_config, _read_config
-)
+HUGGING_FACE: Final = Format("hf", _is_config, _read_config)

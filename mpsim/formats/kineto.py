@@ -678,6 +678,4 @@ def _joined(times: Array, pieces: Cover) -> Array:
     return np.column_stack([begin, np.maximum.reduceat(times[order, 1], first)])
 
 
-KINETO: Final = Format(
-    "kineto", "trace of torch.profiler", "points", _is_kineto, _read_points, _read_trace
-)
+KINETO: Final = Format("kineto", _is_kineto, _read_points, _read_trace)

@@ -390,15 +390,11 @@ def _flag(name: str, value: object) -> str:
 
 MEGATRON: Final = Format(
     "megatron",
-    "launch script of Megatron-LM",
-    "scenario",
     lambda head: not head.is_object and _MENTIONED.search(head.text) is not None,
     _read_script,
 )
 SLURM: Final = Format(
     "slurm",
-    "Slurm batch script",
-    "scenario",
     lambda head: re.search(r"^[ \t]*#SBATCH\b", head.text, re.MULTILINE) is not None,
     _read_batch_script,
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from mpsim.errors import nearest
@@ -64,8 +64,10 @@ def _is_nemo(head: Head) -> bool:
     return _finds(head, r"^trainer:") > 0 and _finds(head, words) > 0
 
 
-def _read(head: Head, options: Options, *, name: str, tool: str, preset: str, tag: str) -> Imported:
-    """Read a file whose keys are settings in blocks."""
+def _read(head: Head, options: Options, *, name: str, line: str = "") -> Imported:
+    """Read a file whose keys are settings in blocks, of a `line` of the tool where it has more."""
+    tool = table(DATA, _NAME)["tools"][line or name]
+    preset, tag = tool["preset"], tool["tag"]
     data, lines = yaml_config(head)
     ledger = Ledger(str(head.path), _resolved(flat(data)), lines)
     keys, values = _settings(ledger)
@@ -75,17 +77,14 @@ def _read(head: Head, options: Options, *, name: str, tool: str, preset: str, ta
         why = refused().get(_setting_name(key.rpartition(".")[2]))
         if why is not None and value not in (None, False, 0):
             ledger.refuse(f"{ledger.place(key)}: {why}")
-    return ledger.close(
-        name, tool=tool, version="" if name == "nemo" else f"{tag} or later", moves=_moves
-    )
+    version = "" if line else f"{tag} or later"
+    return ledger.close(name, tool=tool["title"], version=version, moves=_moves)
 
 
 def _read_nemo(head: Head, options: Options) -> Imported:
     """Read a configuration of NeMo; the second version has its strategy inside the trainer."""
     second = "strategy:" in head.text and "_target_" in head.text
-    preset, tag = ("nemo-2", "core_v0.9.0") if second else ("nemo-1", "core_v0.6.0")
-    tool = f"NeMo {preset[-1]}"
-    return _read(head, options, name="nemo", tool=tool, preset=preset, tag=tag)
+    return _read(head, options, name="nemo", line="nemo-2" if second else "nemo-1")
 
 
 def _resolved(values: Mapping[str, object]) -> dict[str, object]:
@@ -221,27 +220,8 @@ def _field(setting: str, value: object) -> tuple[str, object]:
     return rules["fields"].get(setting, setting.replace("-", "_")), value
 
 
-def _format(
-    name: str, title: str, recognises: Callable[[Head], bool], tool: str, preset: str, tag: str
-) -> Format:
-    reader = functools.partial(_read, name=name, tool=tool, preset=preset, tag=tag)
-    return Format(name, title, "scenario", recognises, reader)
-
-
-MEGATRON_YAML: Final = _format(
-    _NAME,
-    "YAML for Megatron-LM's --yaml-cfg",
-    _is_megatron,
-    "Megatron-LM, --yaml-cfg",
-    "megatron-core",
-    "core_v0.6.0",
+MEGATRON_YAML: Final = Format(_NAME, _is_megatron, functools.partial(_read, name=_NAME))
+MEGATRON_BRIDGE: Final = Format(
+    "megatron-bridge", _is_bridge, functools.partial(_read, name="megatron-bridge")
 )
-MEGATRON_BRIDGE: Final = _format(
-    "megatron-bridge",
-    "saved configuration of Megatron-Bridge",
-    _is_bridge,
-    "Megatron-Bridge",
-    "megatron-bridge",
-    "core_v0.14.0",
-)
-NEMO: Final = Format("nemo", "configuration of NeMo", "scenario", _is_nemo, _read_nemo)
+NEMO: Final = Format("nemo", _is_nemo, _read_nemo)

@@ -286,15 +286,11 @@ def _source(
 
 NCCL_TESTS: Final = Format(
     "nccl-tests",
-    "table of nccl-tests",
-    "points",
     lambda head: "# nThread" in head.text or "out-of-place" in head.text,
     _read_text_report,
 )
 NCCL_TESTS_JSON: Final = Format(
     "nccl-tests-json",
-    "JSON of nccl-tests -J",
-    "points",
     lambda head: {"config", "nccl_version"} <= head.document.keys(),
     _read_json_report,
 )

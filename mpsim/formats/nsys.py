@@ -230,10 +230,4 @@ def _marked(base: sqlite3.Connection) -> Iterator[_Timed]:
             yield _Timed(start, until, str(words))
 
 
-NSYS: Final = Format(
-    "nsys",
-    "SQLite export of Nsight Systems",
-    "timeline",
-    lambda head: is_sqlite(head.path),
-    _read_nsys,
-)
+NSYS: Final = Format("nsys", lambda head: is_sqlite(head.path), _read_nsys)

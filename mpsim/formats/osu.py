@@ -166,8 +166,6 @@ def _point(title: str, row: Mapping[str, Any], ranks: int, place: str) -> Measur
 
 OSU: Final = Format(
     "osu",
-    "output of OSU Micro-Benchmarks",
-    "points",
     lambda head: any(_TITLE.match(line.strip()) for line in head.text.splitlines()[:40]),
     _read_report,
 )

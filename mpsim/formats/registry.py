@@ -10,6 +10,7 @@ from typing import Final
 
 from mpsim import structs
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
+from mpsim.formats import source
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace
 from mpsim.formats.chakra.writer import export_chakra
@@ -35,15 +36,11 @@ from mpsim.formats.servers import SERVERS, export_server
 from mpsim.formats.source import Format, Head, Options, read_head
 from mpsim.formats.tables import TABLE
 from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
-from mpsim.formats.words import DATA, table
 from mpsim.scenario import Scenario
 from mpsim.shipped import say
 
 RECORDING: Final = Format(
-    "mpsim-measure",
-    "recording of mpsim measure",
-    "recording",
-    lambda head: head.is_object and '"kind"' in head.first_line,
+    "mpsim-measure", lambda head: head.is_object and '"kind"' in head.first_line
 )
 FORMATS: Final = (
     RECORDING,
@@ -66,7 +63,7 @@ FORMATS: Final = (
     TABLE,
 )
 """Every format in the order of trial: those that their first characters tell come first."""
-ALIASES: Final[Mapping[str, str]] = table(DATA, "recordings")["aliases"]
+ALIASES: Final[Mapping[str, str]] = source.FORMATS["aliases"]
 """Further names of formats."""
 
 
@@ -204,28 +201,27 @@ class Writer:
     """A format that is written."""
 
     name: str  # as commands take it; an importer of the same name reads the file
-    title: str
     write: Callable[[Scenario], Exported]  # the scenario in that format
+    title: str
     ending: str  # usual ending of its file; empty where it is a folder of files
-    serves: bool = False  # whether it holds a service, not a training step
+
+    @property
+    def serves(self) -> bool:
+        """Whether it holds a service, not a training step."""
+        return self.name in (server.name for server in SERVERS)
 
 
-WRITERS: Final = (
-    Writer("megatron", "launch script of Megatron-LM", export_megatron, ".sh"),
-    Writer("megatron-bridge", "configuration of Megatron-Bridge", export_bridge, ".yaml"),
-    Writer("nemo", "configuration of NeMo 2", export_nemo, ".yaml"),
-    Writer("torchtitan", "configuration of torchtitan", export_torchtitan, ".toml"),
-    Writer("deepspeed", "ds_config of DeepSpeed", export_deepspeed, ".json"),
-    Writer(
-        "chakra",
-        "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them",
-        export_chakra,
-        "",
-    ),
-    *(
-        Writer(f.name, f.title, functools.partial(export_server, f.name), ".sh", True)
-        for f in SERVERS
-    ),
+_WRITE: Final[Mapping[str, Callable[[Scenario], Exported]]] = {
+    "megatron": export_megatron,
+    "megatron-bridge": export_bridge,
+    "nemo": export_nemo,
+    "torchtitan": export_torchtitan,
+    "deepspeed": export_deepspeed,
+    "chakra": export_chakra,
+    **{server.name: functools.partial(export_server, server.name) for server in SERVERS},
+}
+WRITERS: Final = tuple(
+    Writer(name, _WRITE[name], **words) for name, words in source.FORMATS["written"].items()
 )
 
 

@@ -381,13 +381,7 @@ def _recognises(name: str, head: Head) -> bool:
 
 
 SERVERS: Final = tuple(
-    Format(
-        name,
-        f"launch line of {tables.table_of(name)['title']}'s server",
-        "scenario",
-        functools.partial(_recognises, name),
-        functools.partial(_read_server, name),
-    )
+    Format(name, functools.partial(_recognises, name), functools.partial(_read_server, name))
     for name in tables.SERVERS
 )
 """Formats of the servers."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from mpsim import inputs, structs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
+from mpsim.shipped import read_shipped
 
 HEAD = 1 << 16  # characters from which formats recognise their own
-
+FORMATS: Mapping[str, Mapping[str, Any]] = read_shipped("mpsim.formats.data", "formats.yaml")
+"""What formats that are read and written are called, by name, and their further names."""
 
 open_text = functools.partial(inputs.open_text, error=CalibrationError)
 """Open a text file to stream, unpacked if gzipped; CalibrationError if that fails."""
@@ -84,12 +86,13 @@ class Format:
     """A format that files of one tool have."""
 
     name: str  # as commands take it
-    title: str
-    # what reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of
-    # `mpsim measure`, which `mpsim.measured` reads
-    gives: Literal["points", "scenario", "timeline", "recording"]
     recognises: Callable[[Head], bool]  # whether a file that begins like this has the format
     # reader of the file; None for recordings of `mpsim measure`
     read: Callable[[Head, Options], Imported | Points | Recorded] | None = None
     # reader of the whole step, where `read` gives the kernels it was made of as points
     record: Callable[[Head, Options], Recorded] | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return str(FORMATS["read"][self.name]["title"])

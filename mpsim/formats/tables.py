@@ -165,9 +165,5 @@ def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> Measured
 
 
 TABLE: Final = Format(
-    "table",
-    "CSV table of kernels or collectives",
-    "points",
-    lambda head: "," in head.first_line and not head.is_object,
-    _read_table,
+    "table", lambda head: "," in head.first_line and not head.is_object, _read_table
 )

@@ -549,10 +549,4 @@ class _Writer:
             self._write(f"float8.{_NARROW}", True)
 
 
-TORCHTITAN: Final = Format(
-    _NAME,
-    "configuration of torchtitan (TOML, saved JSON)",
-    "scenario",
-    _is_torchtitan,
-    _read_torchtitan,
-)
+TORCHTITAN: Final = Format(_NAME, _is_torchtitan, _read_torchtitan)

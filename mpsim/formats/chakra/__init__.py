@@ -93,6 +93,4 @@ def _ends(rank: int, node: Node) -> tuple[object, ...]:
     return source, target, get("comm_tag"), get("comm_size")
 
 
-CHAKRA: Final = Format(
-    "chakra", "execution trace of Chakra", "timeline", lambda head: is_trace(head.path), _read_trace
-)
+CHAKRA: Final = Format("chakra", lambda head: is_trace(head.path), _read_trace)

@@ -95,10 +95,4 @@ def _collective(
     }
 
 
-HLO: Final = Format(
-    "hlo",
-    "HLO text of XLA",
-    "timeline",
-    lambda head: _BEGINS.search(head.text) is not None,
-    _read_facts,
-)
+HLO: Final = Format("hlo", lambda head: _BEGINS.search(head.text) is not None, _read_facts)
