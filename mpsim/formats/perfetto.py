@@ -25,6 +25,7 @@ from mpsim import structs
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
+from mpsim.formats.spans import LETTERS
 from mpsim.output import write_whole
 from mpsim.program import SEND, TICK, Program, Stream, Template
 
@@ -34,7 +35,6 @@ INSIDE = (Stream.TP, Stream.CP, Stream.EP)  # queues of collectives inside actio
 _TICKS_PER_NS = round(1e-9 / TICK)
 _NS_PER_US = 1000
 
-_LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
 _HOLDING = "forward"
 _RELEASING = ("backward", "weight_gradient")
 
@@ -139,7 +139,7 @@ class _Rows:
         self.end: list[int] = nanoseconds(timeline.end).tolist()
         words = program.vocabulary
         self.kind = [words.kinds[kind] for kind in program.kind.tolist()]
-        self.letters = {kind: _LETTERS[kind] for kind in words.actions if kind in _LETTERS}
+        self.letters = {kind: LETTERS[kind] for kind in words.actions if kind in LETTERS}
         self.template: list[int] = program.template.tolist()
         self.numbers: dict[str, list[int]] = {
             name: getattr(program, name).tolist() for name in ("stage", "chunk", "microbatch")

@@ -25,7 +25,7 @@ from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded
 from mpsim.formats.registry import read
-from mpsim.formats.spans import Array, Dense, Span, Spans
+from mpsim.formats.spans import LETTERS, Array, Dense, Span, Spans
 from mpsim.formats.words import DATA, table
 from mpsim.parallel.axes import AXES, EXPOSED, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
@@ -273,6 +273,23 @@ def _timeline(cuts: Sequence[_Cut], origin: float, engine: str) -> Timeline:
         rank_name=[cut.name for cut in cuts], class_size=np.ones(len(cuts), np.int64)
     )
     return Timeline(program=program, start=start, end=end, engine=engine)
+
+
+def timed_actions(timeline: Timeline, rank: int) -> dict[str, tuple[float, float]]:
+    """Start and end of every action of a rank by its token, in the order of their begins [s]."""
+    program = timeline.program
+    kinds = program.vocabulary.kinds
+    letters = {place: LETTERS[name] for place, name in enumerate(kinds) if name in LETTERS}
+    chosen = np.flatnonzero(
+        (program.rank == rank) & np.isin(program.kind, list(letters)) & (program.stage >= 0)
+    )
+    found: dict[str, tuple[float, float]] = {}
+    for row in chosen[np.argsort(timeline.start[chosen], kind="stable")].tolist():
+        token = f"{program.stage[row]}{letters[int(program.kind[row])]}{program.microbatch[row]}"
+        start, end = float(timeline.start[row]) * TICK, float(timeline.end[row]) * TICK
+        first, last = found.get(token, (start, end))
+        found[token] = first, max(last, end)  # an action may be several rows
+    return found
 
 
 def _ticks(seconds: Floats) -> Floats:

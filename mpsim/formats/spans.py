@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[np.float64]"
 ACTIONS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 """Kinds of actions by the letter that tools and schedules write."""
-_LETTERS: Final = {kind: letter for letter, kind in ACTIONS.items()}
+LETTERS: Final = {kind: letter for letter, kind in ACTIONS.items()}
 AXIS_WORDS: Mapping[str, list[str]] = table(DATA, "recordings")["axes"]
 """Words of names of groups that say over which axis they communicate, the first that fits."""
 _COLLECTIVE_KERNEL = re.compile(
@@ -72,12 +72,12 @@ class Span:
     @property
     def token(self) -> str:
         """The action as schedules write it, such as ``2I0``."""
-        return f"{self.stage}{_LETTERS[self.kind]}{self.microbatch}"
+        return f"{self.stage}{LETTERS[self.kind]}{self.microbatch}"
 
     @property
     def is_action(self) -> bool:
         """Whether it is an action of a pipeline."""
-        return self.stage >= 0 and self.kind in _LETTERS
+        return self.stage >= 0 and self.kind in LETTERS
 
 
 @structs.dataclass(frozen=True, slots=True, eq=False)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpsim import structs
 from mpsim.engine import Timeline
-from mpsim.formats.recorded_step import RecordedStep
-from mpsim.program import TICK
+from mpsim.formats.recorded_step import RecordedStep, timed_actions
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.comparison import Difference, differences, most_of
 from mpsim.study.figures import part_text, share_text
 from mpsim.units import percent
-
-_LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -148,48 +145,30 @@ def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparis
     )
 
 
-_Actions = dict[str, tuple[float, float]]
-
-
 def _paired(
     simulated: Timeline, recorded: Timeline
 ) -> tuple[list[ActionPair], list[tuple[str, bool]]]:
     """Actions that both have, and whether each recorded rank took them in order."""
-    ours = [_actions(simulated, rank) for rank in range(simulated.program.ranks)]
+    ours = [timed_actions(simulated, rank) for rank in range(simulated.program.ranks)]
     pairs: list[ActionPair] = []
     orders: list[tuple[str, bool]] = []
     for rank in range(recorded.program.ranks):
-        theirs = _actions(recorded, rank)
+        theirs = timed_actions(recorded, rank)
         place = _class_of(theirs, ours)
         if place is None:
             continue
         mine = ours[place]
         shared = [token for token in mine if token in theirs]
-        pairs += [ActionPair(place, token, *mine[token], *theirs[token]) for token in shared]
+        for token in shared:
+            (start, end), (began, ended) = mine[token], theirs[token]
+            pairs.append(ActionPair(place, token, start, end - start, began, ended - began))
         taken = [token for token in theirs if token in mine]
         orders.append((recorded.program.rank_name[rank], taken == shared == list(mine)))
     return pairs, orders
 
 
-def _class_of(actions: _Actions, known: Sequence[_Actions]) -> int | None:
+def _class_of(actions: Mapping[str, object], known: Sequence[Mapping[str, object]]) -> int | None:
     """Rank class that took the most of a rank's actions."""
     shared = [len(actions.keys() & mine.keys()) for mine in known]
     most = max(shared, default=0)
     return shared.index(most) if most else None
-
-
-def _actions(timeline: Timeline, rank: int) -> _Actions:
-    """Start and duration of every action of a rank, in the order in which they began [s]."""
-    program = timeline.program
-    kinds = program.vocabulary.kinds
-    letters = {place: _LETTERS[name] for place, name in enumerate(kinds) if name in _LETTERS}
-    chosen = np.flatnonzero(
-        (program.rank == rank) & np.isin(program.kind, list(letters)) & (program.stage >= 0)
-    )
-    found: dict[str, tuple[float, float]] = {}
-    for row in chosen[np.argsort(timeline.start[chosen], kind="stable")].tolist():
-        token = f"{program.stage[row]}{letters[int(program.kind[row])]}{program.microbatch[row]}"
-        start, end = float(timeline.start[row]) * TICK, float(timeline.end[row]) * TICK
-        first, length = found.get(token, (start, 0.0))
-        found[token] = (first, max(first + length, end) - first)  # an action may be several rows
-    return found

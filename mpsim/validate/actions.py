@@ -9,6 +9,7 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.engine import Timeline
+from mpsim.formats.recorded_step import timed_actions
 from mpsim.measured.records import Actions, Measurement
 from mpsim.program import TICK, Stream
 from mpsim.result import Result
@@ -18,12 +19,6 @@ PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
 """Parts of a rank's step: actions by kind, gradients' reduction, and all between actions."""
 
 _ACTION_WORDS = ("gradients", "optimizer")
-_LETTERS = {
-    Kind.FORWARD: "F",
-    Kind.BACKWARD: "B",
-    Kind.INPUT_GRADIENT: "I",
-    Kind.WEIGHT_GRADIENT: "W",
-}
 _PART_OF = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
@@ -84,22 +79,14 @@ def _at_the_end(piece: Slice, python: float) -> Slice:
 
 
 def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
-    """Actions on the compute stream; rows of one action together."""
-    program = timeline.program
-    open_: dict[str, list[float]] = {}
-    for row in timeline.rows(rank, Stream.COMPUTE).tolist():
-        kind = Kind(int(program.kind[row]))
-        start, end = float(timeline.start[row]) * TICK, float(timeline.end[row]) * TICK
-        if kind is Kind.OPTIMIZER:
-            token = "optimizer"
-        elif kind in _LETTERS:
-            token = f"{int(program.stage[row])}{_LETTERS[kind]}{int(program.microbatch[row])}"
-        else:
-            continue
-        span = open_.setdefault(token, [start, end])
-        span[1] = max(span[1], end)
-    for token, (start, end) in open_.items():
-        yield Slice(rank, token, start, end)
+    """Actions of a rank and its optimizer; rows of one together."""
+    for token, times in timed_actions(timeline, rank).items():
+        yield Slice(rank, token, *times)
+    rows = timeline.rows(rank, Stream.COMPUTE)
+    rows = rows[timeline.program.kind[rows] == Kind.OPTIMIZER]
+    if len(rows):
+        start, end = float(timeline.start[rows].min()), float(timeline.end[rows].max())
+        yield Slice(rank, "optimizer", start * TICK, end * TICK)
 
 
 def _closed(slices: Sequence[Slice]) -> list[Slice]:
