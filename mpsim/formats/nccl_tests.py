@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
-from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
+from mpsim.formats.imported import Points, collective_name, collective_point
 from mpsim.formats.source import Format, Head, Options, read_text
 from mpsim.inputs import shown
 from mpsim.record import Record
@@ -63,13 +63,10 @@ def _read_text_report(head: Head, options: Options) -> Points:
     width = _HALF + (_SPREAD if "p99" in head_line or "cv%" in head_line else 0)
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
     if ranks or options.ranks is None:
-        members, hosts, device = _group(
-            path, [_Rank(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
-        )
+        group = _group(path, [_Rank(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks])
     else:
-        members, hosts, device = options.ranks, 1, ""
-    points: dict[int, MeasuredPoint] = {}
-    rows: list[dict[str, object]] = []
+        group = _Group(options.ranks, 1, "")
+    rows: list[_Row] = []
     for number, line in enumerate(lines, start=1):
         pattern = _OLD_ROW if old else _ROW
         row = None if line.lstrip().startswith("#") else pattern.match(line)
@@ -81,21 +78,15 @@ def _read_text_report(head: Head, options: Options) -> Points:
             raise CalibrationError(f"{place}: the line breaks off; the file is truncated")
         time = _time(place, cells[0])
         _check_right(place, cells[3], most=_LARGEST_ERROR if old else 0.0)
-        told = {"collective": name, "bytes": size, "ranks": members, "dtype": row[3]}
         halves = {"out_of_place": cells[:4], "in_place": cells[width : width + _HALF]}
         figures = {half: dict(zip(_FIGURES, halves[half], strict=False)) for half in halves}
-        rows.append(told | _told(figures))
-        if size:
-            where = f"{path.name}:{number}"
-            points[size] = collective_point(
-                name, size, [time * _MICRO], ranks=members, domains=hosts, place=where
-            )
+        rows.append(_Row(size, row[3], figures, [time * _MICRO], f"{path.name}:{number}"))
     if not any("Avg bus bandwidth" in line for line in lines):
-        raise CalibrationError(say("formats.cut_table", path=path, count=len(points)))
+        count = len({row.size for row in rows} - {0})
+        raise CalibrationError(say("formats.cut_table", path=path, count=count))
     rccl = any("rccl-tests" in line for line in lines)
     version = next((m[1] for line in lines if (m := _VERSION.search(line))), "")
-    tool = "rccl-tests" if rccl else "nccl-tests"
-    return _source(path, tool, points.values(), device, rows=rows, version=version)
+    return _points(path, "rccl-tests" if rccl else "nccl-tests", name, group, rows, version)
 
 
 def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
@@ -125,34 +116,33 @@ def _read_json_report(head: Head, options: Options) -> Points:
         )
     if "end_time" not in report or not isinstance(report.value("results"), list):
         raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
-    members, hosts, device = _group(path, _ranks(report.record("config")))
+    group = _group(path, _ranks(report.record("config")))
     program = _PROGRAM.search(" ".join(map(str, report.items("args", []))))
     name = _named(path, program[1] if program else "")
-    points: dict[int, MeasuredPoint] = {}
-    rows: list[dict[str, object]] = []
+    rows: list[_Row] = []
     for index, row in enumerate(report.records("results")):
         halves = {half: row.record(half, {}) for half in ("out_of_place", "in_place")}
         run = halves["out_of_place"] or halves["in_place"]
         if not run:
             raise CalibrationError(f"{row.place}: has no time; run it to its end")
         _check_right(row.place, str(run.value("nwrong")))
-        times = _json_times(row, run)
-        size = row.whole("size", 0)
-        dtype = row.text("type", "")[:20]
-        told = {"collective": name, "bytes": size, "ranks": members, "dtype": dtype}
+        times, dtype = _json_times(row, run), row.text("type", "")[:20]
         figures = {
             half: {word: run.value(word) for word in ("cpu_time", *_FIGURES) if word in run}
             for half, run in halves.items()
         }
-        rows.append(told | _told(figures))
-        if size:
-            where = f"{path.name}#{index}"
-            points[size] = collective_point(
-                name, size, times, ranks=members, domains=hosts, place=where
-            )
-    return _source(
-        path, "nccl-tests -J", points.values(), device, rows=rows, version=f"JSON {version}"
-    )
+        rows.append(_Row(row.whole("size", 0), dtype, figures, times, f"{path.name}#{index}"))
+    return _points(path, "nccl-tests -J", name, group, rows, f"JSON {version}")
+
+
+class _Row(NamedTuple):
+    """One size of a report: its figures out of place and in place, and the times that count [s]."""
+
+    size: int
+    dtype: str
+    halves: Mapping[str, Mapping[str, Any]]
+    times: list[float]
+    place: str
 
 
 class _Rank(NamedTuple):
@@ -259,28 +249,32 @@ def _group(path: Path, ranks: Sequence[_Rank]) -> _Group:
     return _Group(len(first), len(set(first)), next(iter(devices), ""))
 
 
-def _source(
-    path: Path,
-    tool: str,
-    found: Iterable[MeasuredPoint],
-    device: str,
-    *,
-    rows: Sequence[Mapping[str, object]],
-    version: str,
+def _points(
+    path: Path, tool: str, name: str, group: _Group, rows: Sequence[_Row], version: str
 ) -> Points:
-    points = tuple(found)
+    """Every size of a report as a row, the last of each as a point."""
+    shape = {"ranks": group.members, "domains": group.hosts}
+    points = {
+        row.size: collective_point(name, row.size, row.times, **shape, place=row.place)
+        for row in rows
+        if row.size
+    }
     if not points:
         raise CalibrationError(f"{path}: holds no size; needed a table of nccl-tests with rows")
-    library = "rccl" if tool == "rccl-tests" else "nccl"
+    told = (
+        {"collective": name, "bytes": row.size, "ranks": group.members, "dtype": row.dtype}
+        | _told(row.halves)
+        for row in rows
+    )
     return Points(
         str(path),
         tool,
-        points,
-        device_name=device,
-        library=library,
+        tuple(points.values()),
+        device_name=group.gpu,
+        library="rccl" if tool == "rccl-tests" else "nccl",
         format="nccl-tests",
         version=version,
-        rows=tuple(rows),
+        rows=tuple(told),
     )
 
 
