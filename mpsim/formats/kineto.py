@@ -28,23 +28,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
-from mpsim.formats import imported
+from mpsim.formats import imported, spans
 from mpsim.formats.source import Format, Head, Options, open_text
-from mpsim.formats.spans import (
-    ACTIONS,
-    KERNEL_WORDS,
-    SYNCS,
-    Array,
-    Busy,
-    Dense,
-    Span,
-    Spans,
-    axis_of,
-    dense_of,
-    is_number,
-    kernel_class,
-    kernel_word,
-)
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import LINE, LINES, shown
 from mpsim.record import MOST
@@ -77,7 +62,7 @@ _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:")
 _OPTIMIZER, _LOADER = "Optimizer.step#", "enumerate(DataLoader)"
 _BACKWARD = "autograd::engine::evaluate_function"
-_SYNCS = SYNCS | {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"}
+_SYNCS = spans.SYNCS | {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"}
 _ATTENTION = ("aten::_scaled_dot_product", "aten::scaled_dot_product")
 _UNFUSED = "aten::_scaled_dot_product_attention_math"
 _BITS = {"c10::half": 16, "c10::bfloat16": 16, "float": 32, "double": 64}
@@ -252,7 +237,7 @@ def _timed(
     if "Collective name" in args:
         return _message(args)
     name, computed = str(event.get("name", "")).lower(), operators.get(_external(args))
-    words = KERNEL_WORDS.get(computed.op if computed else "", ("",))
+    words = spans.KERNEL_WORDS.get(computed.op if computed else "", ("",))
     return computed if any(word in name for word in words) else None
 
 
@@ -391,7 +376,7 @@ def _read_trace(head: Head, options: Options) -> imported.Recorded:
     warnings = [_NO_RANK] if rank is None else []
     if trace.wrong:
         warnings.append(f"{trace.wrong} events without a time were left out")
-    spans = Spans(
+    found = spans.Spans(
         name="a rank" if rank is None else f"rank {rank}",
         rank=rank,
         spans=tuple(sorted(trace.spans(), key=lambda span: (span.start, span.end))),
@@ -407,7 +392,7 @@ def _read_trace(head: Head, options: Options) -> imported.Recorded:
         files=(str(head.path),),
         facts={key: value for key, value in facts.items() if value is not None},
         warnings=tuple(warnings),
-        spans=(spans,) if options.spans else (),
+        spans=(found,) if options.spans else (),
     )
 
 
@@ -455,14 +440,14 @@ class _Trace:
 
     def __init__(self, *, keeps: bool) -> None:
         self.keeps = keeps
-        self.devices: dict[object, Busy] = {}
+        self.devices: dict[object, spans.Busy] = {}
         # of the host, and as the device ran them
         self.ranges: dict[str, list[_Range]] = {"host": [], "device": []}
         self.optimizer: dict[str, list[tuple[float, float]]] = {"host": [], "device": []}
         self.collectives: Counter[tuple[str, int, int]] = Counter()
         self.launched: Counter[tuple[str, int]] = Counter()
-        self.calls: list[Span] = []
-        self.operators, self.leaves = Busy(_MICRO), Busy(_MICRO)
+        self.calls: list[spans.Span] = []
+        self.operators, self.leaves = spans.Busy(_MICRO), spans.Busy(_MICRO)
         self.marked: list[tuple[float, float]] = []
         self.seen_marks: dict[str, array.array[float]] = {}
         self.forward_ids: dict[int | str, float] = {}
@@ -472,7 +457,7 @@ class _Trace:
     def add(self, event: Event) -> None:
         """Take one complete event."""
         start, length = event.get("ts"), event.get("dur")
-        if not (is_number(start) and is_number(length)) or length < 0:
+        if not (spans.is_number(start) and spans.is_number(length)) or length < 0:
             self.wrong += 1
             return
         name, category = _text(event.get("name")), _text(event.get("cat"))
@@ -534,18 +519,18 @@ class _Trace:
         args = _args(event)
         device = args.get("device", event.get("pid"))
         known = _whole(device) is not None or (isinstance(device, str) and device.isdigit())
-        busy = self.devices.setdefault(device, Busy(_MICRO)) if known else Busy(_MICRO)
+        busy = self.devices.setdefault(device, spans.Busy(_MICRO)) if known else spans.Busy(_MICRO)
         if (kind := busy.add(name, start, end)) != "communication":
             if kind == "computation" and self.keeps:
                 self._class(name, _external(args), start, end)
             return
         size, ranks = _whole(args.get("In msg nelems")) or 0, _whole(args.get("Group size")) or 0
-        stated = _text(args.get("Collective name")) or kernel_word(name)
+        stated = _text(args.get("Collective name")) or spans.kernel_word(name)
         word = imported.collective_name(stated.strip("_")) or stated[:40]
         if "Collective name" in args:
             self.collectives[word, size, ranks] += 1
         group = args.get("Process Group Description") or args.get("Process Group Name")
-        self._call(word, start, end, size, axis=axis_of(_text(group)), ranks=ranks)
+        self._call(word, start, end, size, axis=spans.axis_of(_text(group)), ranks=ranks)
 
     def _collective(self, word: str, args: Mapping[str, object], start: float, end: float) -> None:
         dims = args.get("Input Dims")
@@ -563,12 +548,12 @@ class _Trace:
     ) -> None:
         if self.keeps:
             at, until = start * _MICRO, end * _MICRO
-            call = Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
+            call = spans.Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
             self.calls.append(call)
 
     def _class(self, name: str, number: int | str, start: float, end: float) -> None:
         """Class of a kernel; a forward operator's runs again if that lies inside a backward."""
-        kind = kernel_class(name)
+        kind = spans.kernel_class(name)
         self._mark(f"device {kind}", start, end)
         if number in self.formats:
             self._mark(f"device {kind} {self.formats[number]}", start, end)
@@ -576,7 +561,7 @@ class _Trace:
             self._mark("device forward", start, end)
             self._mark("device launched", self.forward_ids[number], 0.0)
 
-    def marks(self) -> dict[str, Array]:
+    def marks(self) -> dict[str, spans.Array]:
         """Intervals that explain a step: a device's kernels, else host operators [s]."""
         import numpy as np
 
@@ -614,7 +599,7 @@ class _Trace:
         return self.ranges["device"] or self.ranges["host"]
 
     @property
-    def _device(self) -> Busy | None:
+    def _device(self) -> spans.Busy | None:
         """The first device; None where the host computes."""
         return self.devices[min(self.devices, key=str)] if self.devices else None
 
@@ -624,7 +609,7 @@ class _Trace:
 
     def facts(self) -> dict[str, object]:
         """Everything that was found, by the names of the output; None for what was not."""
-        actions = [item for item in sorted(self._seen) if item.what in ACTIONS]
+        actions = [item for item in sorted(self._seen) if item.what in spans.ACTIONS]
         collectives: list[dict[str, object]] = [
             {"kind": kind, "times": times, "elements": size, "ranks": ranks}
             for (kind, size, ranks), times in self.collectives.items()
@@ -641,31 +626,33 @@ class _Trace:
             "step_s": lengths or None,
         }
 
-    def dense(self) -> Iterator[Dense]:
+    def dense(self) -> Iterator[spans.Dense]:
         """Kernels and copies of the device, or host operators; actions stand for what computes."""
-        has_actions = any(item.what in ACTIONS for item in self._seen)
+        has_actions = any(item.what in spans.ACTIONS for item in self._seen)
         name = "kernels" if self._device else "operators"
-        return dense_of(self._device or self.operators, name, has_actions=has_actions)
+        return spans.dense_of(self._device or self.operators, name, has_actions=has_actions)
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[spans.Span]:
         """Actions, collectives, messages and optimizer steps."""
         messages = [item for item in self.ranges["host"] if item.what in ("SEND_F", "SEND_B")]
         for item in self._seen:
             at, until, stage = item.start * _MICRO, item.end * _MICRO, int(item.stage)
             number = int(item.microbatch or -1)
-            if item.what in ACTIONS:
-                yield Span(at, until, ACTIONS[item.what], item.what, stage=stage, microbatch=number)
+            if item.what in spans.ACTIONS:
+                yield spans.Span(
+                    at, until, spans.ACTIONS[item.what], item.what, stage=stage, microbatch=number
+                )
             elif item.what in _RANGE_NAMES:
                 name, kind, axis = _RANGE_NAMES[item.what]
-                yield Span(at, until, kind, name, axis=axis, stage=stage, microbatch=number)
+                yield spans.Span(at, until, kind, name, axis=axis, stage=stage, microbatch=number)
         where = "device" if self.optimizer["device"] or self.devices else "host"
         for start, end in self.optimizer[where]:
-            yield Span(start * _MICRO, end * _MICRO, "optimizer", "optimizer step")
+            yield spans.Span(start * _MICRO, end * _MICRO, "optimizer", "optimizer step")
         # sends of a pipeline are in its ranges already
         yield from (call for call in self.calls if not (messages and call.kind == "send"))
 
 
-def _joined(times: Array, pieces: Cover) -> Array:
+def _joined(times: spans.Array, pieces: Cover) -> spans.Array:
     """One interval a piece, from its begin to the last of `times` within, with what is between."""
     import numpy as np
 

@@ -17,20 +17,9 @@ from typing import Final, NamedTuple
 
 from mpsim import structs
 from mpsim.errors import FormatError
+from mpsim.formats import spans
 from mpsim.formats.imported import Recorded, collective_name
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.spans import (
-    ACTIONS,
-    SYNCS,
-    Array,
-    Busy,
-    Span,
-    Spans,
-    dense_of,
-    is_number,
-    kernel_class,
-    kernel_word,
-)
 from mpsim.inputs import open_regular
 from mpsim.shipped import say
 
@@ -93,8 +82,8 @@ class _Timed(NamedTuple):
 class _Device:
     """A device and everything that it ran."""
 
-    busy: Busy = structs.field(default_factory=lambda: Busy(_NANO))
-    calls: list[Span] = structs.field(default_factory=list)
+    busy: spans.Busy = structs.field(default_factory=lambda: spans.Busy(_NANO))
+    calls: list[spans.Span] = structs.field(default_factory=list)
     marks: dict[str, list[tuple[float, float]]] = structs.field(default_factory=dict)
 
     def add(self, kernel: _Timed, *, keeps: bool) -> None:
@@ -102,28 +91,28 @@ class _Device:
         kind = self.busy.add(kernel.name, kernel.start, kernel.end)
         at, until = kernel.start * _NANO, kernel.end * _NANO
         if keeps and kind == "communication":
-            word = collective_name(kernel_word(kernel.name)) or kernel.name[:40]
-            self.calls.append(Span.communication(at, until, word, axis="dp"))
+            word = collective_name(spans.kernel_word(kernel.name)) or kernel.name[:40]
+            self.calls.append(spans.Span.communication(at, until, word, axis="dp"))
         elif keeps and kind == "computation":
-            self.marks.setdefault(kernel_class(kernel.name), []).append((at, until))
+            self.marks.setdefault(spans.kernel_class(kernel.name), []).append((at, until))
 
     def spans(
         self,
         name: object,
-        own: Sequence[Span],
+        own: Sequence[spans.Span],
         steps: Sequence[tuple[float, float]],
         host: Mapping[str, list[tuple[float, float]]],
-    ) -> Spans:
+    ) -> spans.Spans:
         """Everything that it did; actions among its `own` ranges stand for what computes."""
-        spans = [*self.calls, *own]
-        has_actions = any(span.is_action for span in spans)
+        found = [*self.calls, *own]
+        has_actions = any(span.is_action for span in found)
         computed = next(self.busy.dense("computation", "compute", ""), None)
         marks = {kind: _pairs(times) for kind, times in {**host, **self.marks}.items()}
-        return Spans(
+        return spans.Spans(
             f"device {name}",
             name if isinstance(name, int) else None,
-            tuple(sorted(spans, key=lambda span: (span.start, span.end))),
-            tuple(dense_of(self.busy, "kernels", has_actions=has_actions)),
+            tuple(sorted(found, key=lambda span: (span.start, span.end))),
+            tuple(spans.dense_of(self.busy, "kernels", has_actions=has_actions)),
             tuple(steps),
             marks=marks | {"busy": _pairs([]) if computed is None else computed.times},
         )
@@ -140,7 +129,7 @@ def _kernels(path: Path, base: sqlite3.Connection, names: Mapping[int, str]) -> 
     device = "deviceId" if "deviceId" in columns else "0"
     query = f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
     for start, end, where, name in base.execute(query):
-        if is_number(start) and is_number(end) and end >= start:
+        if spans.is_number(start) and spans.is_number(end) and end >= start:
             yield _Timed(start, end, str(names.get(name, name)), where)
 
 
@@ -165,7 +154,7 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
         facts["actions"] = [span.token for span in actions]
     if steps:
         facts["step_s"] = [end - start for start, end in steps]
-    spans = [
+    ranks = [
         devices[name].spans(name, actions if alone else (), steps, host)
         for name in sorted(devices, key=str)
     ]
@@ -174,11 +163,11 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
         tool="Nsight Systems",
         files=(str(path),),
         facts=facts,
-        spans=tuple(spans) if keeps else (),
+        spans=tuple(ranks) if keeps else (),
     )
 
 
-def _pairs(times: list[tuple[float, float]]) -> Array:
+def _pairs(times: list[tuple[float, float]]) -> spans.Array:
     import numpy as np
 
     return np.array(times, float).reshape(-1, 2)
@@ -191,14 +180,14 @@ def _host(
     found: dict[str, list[tuple[float, float]]] = {"host": [], "sync": []}
     if {"start", "end", "nameId"} <= _columns(base, _CALLS):
         for start, end, name in base.execute(f"SELECT start, end, nameId FROM {_CALLS}"):
-            if is_number(start) and is_number(end) and end >= start:
+            if spans.is_number(start) and spans.is_number(end) and end >= start:
                 # names carry the version of their interface: cudaLaunchKernel_v7000
-                waits = str(names.get(name, "")).partition("_")[0] in SYNCS
+                waits = str(names.get(name, "")).partition("_")[0] in spans.SYNCS
                 found["sync" if waits else "host"].append((start * _NANO, end * _NANO))
     return found
 
 
-def _ranges(base: sqlite3.Connection) -> tuple[list[Span], list[tuple[float, float]]]:
+def _ranges(base: sqlite3.Connection) -> tuple[list[spans.Span], list[tuple[float, float]]]:
     """Actions of a pipeline and steps among the ranges of NVTX, by their start."""
     actions, steps = [], []
     for marked in _marked(base):
@@ -206,7 +195,14 @@ def _ranges(base: sqlite3.Connection) -> tuple[list[Span], list[tuple[float, flo
         if match := _ACTION.match(marked.name):
             stage, what, microbatch = match.groups()
             actions.append(
-                Span(at, until, ACTIONS[what], what, stage=int(stage), microbatch=int(microbatch))
+                spans.Span(
+                    at,
+                    until,
+                    spans.ACTIONS[what],
+                    what,
+                    stage=int(stage),
+                    microbatch=int(microbatch),
+                )
             )
         elif _STEP.match(marked.name):
             steps.append((at, until))
@@ -225,8 +221,8 @@ def _marked(base: sqlite3.Connection) -> Iterator[_Timed]:
     for start, end, words in base.execute(
         f"SELECT n.start, {last}, {text} FROM NVTX_EVENTS n {joined}"
     ):
-        if is_number(start):
-            until = end if is_number(end) and end >= start else start
+        if spans.is_number(start):
+            until = end if spans.is_number(end) and end >= start else start
             yield _Timed(start, until, str(words))
 
 

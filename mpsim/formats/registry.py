@@ -10,7 +10,7 @@ from typing import Final
 
 from mpsim import structs
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
-from mpsim.formats import source
+from mpsim.formats import megatron_yaml, source
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace
 from mpsim.formats.chakra.writer import export_chakra
@@ -20,13 +20,6 @@ from mpsim.formats.huggingface import HUGGING_FACE
 from mpsim.formats.imported import Imported, Points, Recorded
 from mpsim.formats.kineto import KINETO
 from mpsim.formats.megatron import MEGATRON, SLURM, export_megatron
-from mpsim.formats.megatron_yaml import (
-    MEGATRON_BRIDGE,
-    MEGATRON_YAML,
-    NEMO,
-    export_bridge,
-    export_nemo,
-)
 from mpsim.formats.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.formats.nsys import NSYS, is_sqlite
 from mpsim.formats.osu import OSU
@@ -53,9 +46,9 @@ FORMATS: Final = (
     *SERVERS,
     SLURM,
     MEGATRON,
-    NEMO,
-    MEGATRON_YAML,
-    MEGATRON_BRIDGE,
+    megatron_yaml.NEMO,
+    megatron_yaml.MEGATRON_YAML,
+    megatron_yaml.MEGATRON_BRIDGE,
     TORCHTITAN,
     DEEPSPEED,
     OSU,
@@ -213,8 +206,8 @@ class Writer:
 
 _WRITE: Final[Mapping[str, Callable[[Scenario], Exported]]] = {
     "megatron": export_megatron,
-    "megatron-bridge": export_bridge,
-    "nemo": export_nemo,
+    "megatron-bridge": megatron_yaml.export_bridge,
+    "nemo": megatron_yaml.export_nemo,
     "torchtitan": export_torchtitan,
     "deepspeed": export_deepspeed,
     "chakra": export_chakra,

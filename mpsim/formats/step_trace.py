@@ -25,16 +25,6 @@ import numpy as np
 
 from mpsim.arrays import Floats, Ints
 from mpsim.formats import perfetto
-from mpsim.formats.perfetto import (
-    INSIDE,
-    Added,
-    Event,
-    counter_event,
-    named_events,
-    nanoseconds,
-    slice_event,
-    write_events,
-)
 from mpsim.parallel.axes import AXES, AXIS_NAMES, Stream
 from mpsim.program import TICK
 from mpsim.result import MemoryCurve, Result
@@ -53,7 +43,9 @@ _MOST_KERNELS = 1_000_000
 """Kernels of a step whose links are followed; following more takes gigabytes."""
 _MOST_LINKS = 32  # links of the fabric in a trace at most, the busiest
 _EXPOSED_COLOUR, _HIDDEN_COLOUR = "terrible", "grey"
-_IN_PLACE = {AXIS_NAMES.index(a.name): a.streams[0] for a in AXES if a.streams[0] in INSIDE}
+_IN_PLACE = {
+    AXIS_NAMES.index(a.name): a.streams[0] for a in AXES if a.streams[0] in perfetto.INSIDE
+}
 _STEP, _FABRIC = 100_000, 100_001  # processes beyond those of ranks
 
 
@@ -73,12 +65,12 @@ def write_step_trace(
 
 def step_events(
     result: Result, *, detail: str = "chunk", ranks: Iterable[int] | None = None
-) -> Iterator[Event]:
+) -> Iterator[perfetto.Event]:
     """Yield the events of `write_step_trace`."""
     return _events(_Tracks(result, perfetto.shown_ranks(result.timeline.program, ranks)), detail)
 
 
-def _events(tracks: _Tracks, detail: str) -> Iterator[Event]:
+def _events(tracks: _Tracks, detail: str) -> Iterator[perfetto.Event]:
     timeline = tracks.result.timeline
     yield from _step(tracks)
     yield from perfetto.trace_events(timeline, detail=detail, ranks=tracks.ranks, more=tracks.of)
@@ -109,16 +101,16 @@ class _Tracks:
             "communication_of_ranks": len(self._slices),
         }
 
-    def of(self, rank: int) -> Added:
+    def of(self, rank: int) -> perfetto.Added:
         """Tracks and counters of one rank."""
         events = list(_memory(rank, self.result.memory_curve(rank)))
         if self.follows_links:
             events += _ports(self.result, rank)
         if rank not in self._slices:
-            return Added({}, events)
+            return perfetto.Added({}, events)
         slices = list(_communication(rank, self._slices[rank]))
         names = {event["tid"]: _title(event["tid"]) for event in slices}
-        return Added(names, [*slices, *events])
+        return perfetto.Added(names, [*slices, *events])
 
 
 def _within_budget(result: Result, ranks: list[int]) -> dict[int, CommunicationSlices]:
@@ -137,11 +129,11 @@ def _within_budget(result: Result, ranks: list[int]) -> dict[int, CommunicationS
     return chosen
 
 
-def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
+def _communication(rank: int, slices: CommunicationSlices) -> Iterator[perfetto.Event]:
     """Slices of every axis inside actions, and of waits between them."""
     inside = np.isin(slices.axis, list(_IN_PLACE))
     drawn = slices.where(np.flatnonzero(inside | slices.exposed))
-    start, end = nanoseconds(drawn.start), nanoseconds(drawn.end)
+    start, end = perfetto.nanoseconds(drawn.start), perfetto.nanoseconds(drawn.end)
     columns = (column.tolist() for column in (drawn.axis, start, end, drawn.exposed))
     places = (column.tolist() for column in (drawn.stage, drawn.microbatch, drawn.layer))
     reach: dict[int, int] = {}
@@ -155,11 +147,11 @@ def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
             continue
         reach[thread] = until
         numbers = {"stage": stage, "microbatch": microbatch, "layer": layer}
-        args: Event = {key: number for key, number in numbers.items() if number >= 0}
+        args: perfetto.Event = {key: number for key, number in numbers.items() if number >= 0}
         title = f"exposed: {name}" if exposed else name
         track = {"pid": rank + 1, "tid": thread}
         category = "exposed" if exposed else "hidden"
-        event = slice_event(track, title, category, since, until, args)
+        event = perfetto.slice_event(track, title, category, since, until, args)
         yield {**event, "cname": _EXPOSED_COLOUR if exposed else _HIDDEN_COLOUR}
 
 
@@ -169,7 +161,7 @@ def _title(thread: int) -> str:
     return f"{AXIS_NAMES[thread - 1 - len(Stream)]} exposed"
 
 
-def _memory(rank: int, curve: MemoryCurve) -> Iterator[Event]:
+def _memory(rank: int, curve: MemoryCurve) -> Iterator[perfetto.Event]:
     """Counter of what a rank holds, by kind [B]."""
     time = np.rint(curve.time_s / (TICK * 1000)).astype(np.int64)
     chosen = _moments(time, curve.held)
@@ -178,7 +170,7 @@ def _memory(rank: int, curve: MemoryCurve) -> Iterator[Event]:
     for moment, *levels in zip(time[chosen].tolist(), *kinds.values(), strict=True):
         level = tuple(round(max(amount, 0.0)) for amount in levels)
         if level != previous:
-            yield counter_event(
+            yield perfetto.counter_event(
                 rank + 1, "memory (B)", moment, dict(zip(kinds, level, strict=True))
             )
         previous = level
@@ -193,7 +185,7 @@ def _moments(time: Ints, held: Floats) -> Ints:
     return np.array([span[np.argmax(held[span])] for span in spans])
 
 
-def _ports(result: Result, rank: int) -> Iterator[Event]:
+def _ports(result: Result, rank: int) -> Iterator[perfetto.Event]:
     """Counters of the use of a rank's ports, in percent of what they could carry."""
     use, ranks = result.links, result.timeline.program.ranks
     each, name = use.ports // ranks, result.timeline.program.rank_name[rank]
@@ -202,7 +194,7 @@ def _ports(result: Result, rank: int) -> Iterator[Event]:
         yield from _use(rank + 1, f"{title} (%)", result, link)
 
 
-def _use(process: int, title: str, result: Result, link: int) -> Iterator[Event]:
+def _use(process: int, title: str, result: Result, link: int) -> Iterator[perfetto.Event]:
     use, previous = result.links, -1.0
     if not use.carried[link]:
         return
@@ -210,11 +202,11 @@ def _use(process: int, title: str, result: Result, link: int) -> Iterator[Event]
     for time, share in zip(times, [*use.share[link].tolist(), 0.0], strict=True):
         percent = round(100 * share, 1)
         if percent != previous:
-            yield counter_event(process, title, time, {"in use": percent})
+            yield perfetto.counter_event(process, title, time, {"in use": percent})
         previous = percent
 
 
-def _fabric(result: Result) -> Iterator[Event]:
+def _fabric(result: Result) -> Iterator[perfetto.Event]:
     """A process with counters of the busiest links of the fabric."""
     use = result.links
     links = [link for link in use.busiest(len(use.names)).tolist() if link >= use.ports]
@@ -225,15 +217,15 @@ def _fabric(result: Result) -> Iterator[Event]:
         yield from _use(_FABRIC, f"{use.names[link]} (%)", result, link)
 
 
-def _step(tracks: _Tracks) -> Iterator[Event]:
+def _step(tracks: _Tracks) -> Iterator[perfetto.Event]:
     """A process with one slice: the step, and what it is the step of."""
     about = tracks.about
     name = f"{about['scenario']} by mpsim {about['mpsim']}"
     yield from perfetto.named_events("process", _STEP, 1, name, -1)
     yield from perfetto.named_events("thread", _STEP, 1, "step", 0)
-    end = int(nanoseconds(np.array([tracks.result.timeline.makespan]))[0])
+    end = int(perfetto.nanoseconds(np.array([tracks.result.timeline.makespan]))[0])
     track = {"pid": _STEP, "tid": 1}
-    yield slice_event(track, f"step of {about['scenario']}", "step", 0, end, dict(about))
+    yield perfetto.slice_event(track, f"step of {about['scenario']}", "step", 0, end, dict(about))
 
 
 _NS_PER_US = 1000
@@ -242,16 +234,16 @@ _REQUESTS = 0  # process of the requests; engines follow
 
 def write_service_trace(result: ServiceResult, path: str | Path) -> None:
     """Write a trace file, gzipped when `path` ends in ``.gz``; equal results give equal bytes."""
-    write_events(service_events(result), path)
+    perfetto.write_events(service_events(result), path)
 
 
-def service_events(result: ServiceResult) -> Iterator[Event]:
+def service_events(result: ServiceResult) -> Iterator[perfetto.Event]:
     """Events of a result; iterations between which nothing begins or ends are one slice, a request
     is an asynchronous span from its arrival to its last token.
     """
     served = result.served
     for process, title in enumerate(("requests", *served.engine_names)):
-        yield from named_events("process", process, 0, title, process)
+        yield from perfetto.named_events("process", process, 0, title, process)
     columns = ("start", "span", "count", "decodes", "context", "prompt_tokens", "used", "engine")
     for row in zip(*(served.steps[name].tolist() for name in columns), strict=True):
         start, span, count, decodes, context, prompt, used, number = row
@@ -259,9 +251,9 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
         name = "decode" if not prompt else "prefill" if not decodes else "prefill and decode"
         sizes = zip(("iterations", *columns[3:6]), (count, decodes, context, prompt), strict=True)
         at, args = _ns(start), {word: int(size) for word, size in sizes}
-        yield slice_event(track, name, "iterations", at, _ns(start + span), args)
+        yield perfetto.slice_event(track, name, "iterations", at, _ns(start + span), args)
         for counter, value in (("sequences", decodes), ("blocks of cache", used)):
-            yield counter_event(track["pid"], counter, at, {counter: int(value)})
+            yield perfetto.counter_event(track["pid"], counter, at, {counter: int(value)})
     yield from _transfers(served)
     requests, times = result.requests, (served.arrival, served.first, served.last)
     for number, (arrival, first, last) in enumerate(zip(*(t.tolist() for t in times), strict=True)):
@@ -274,7 +266,7 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
         yield {"ph": "e", "name": "request", **span, "ts": _time(last)}
 
 
-def _transfers(served: Served) -> Iterator[Event]:
+def _transfers(served: Served) -> Iterator[perfetto.Event]:
     """Keys and values on their way from one pool to the other."""
     columns = (served.transfers[name].tolist() for name in ("request", "start", "end", "bytes"))
     for request, start, end, size in zip(*columns, strict=True):

@@ -18,19 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from mpsim.arrays import Floats
-from mpsim.plot.chart import (
-    Axis,
-    Bars,
-    Heat,
-    Limit,
-    Lines,
-    Numbers,
-    Series,
-    names_beside,
-    readable,
-    short_number,
-    thin,
-)
+from mpsim.plot import chart as charts
 from mpsim.plot.palette import DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
 from mpsim.units import percent
 
@@ -88,14 +76,14 @@ def _figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def _limit_handles(limits: Iterable[Limit]) -> list[Artist]:
+def _limit_handles(limits: Iterable[charts.Limit]) -> list[Artist]:
     return [
         Line2D([], [], color=colour_of(limit.colour), linestyle="--", label=limit.label)
         for limit in limits
     ]
 
 
-def draw_bars(ax: Axes, chart: Bars) -> None:
+def draw_bars(ax: Axes, chart: charts.Bars) -> None:
     """Draw bars cut into parts or beside each other, along or upright."""
     word, size = chart.reading
     table, place = chart.table / size, np.arange(float(len(chart.names)))
@@ -139,7 +127,7 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
         _draw_over(ax, chart.line, size)
 
 
-def _label_bars(ax: Axes, chart: Bars, word: str, size: float) -> None:
+def _label_bars(ax: Axes, chart: charts.Bars, word: str, size: float) -> None:
     """Name bars and lengths, and leave room for what is written at the ends."""
     ends = chart.ends / size
     most = max([float(ends.max(initial=0.0)), *(limit.value / size for limit in chart.limits)])
@@ -151,7 +139,7 @@ def _label_bars(ax: Axes, chart: Bars, word: str, size: float) -> None:
     low, high = chart.value.limits
     low, high = (each if each is None else each / size for each in (low, high))
     span = (least if low is None else low, (room * most or 1.0) if high is None else high)
-    named = thin(len(chart.names), _NAMES_BELOW if chart.upright else _NAMES_BESIDE)
+    named = charts.thin(len(chart.names), _NAMES_BELOW if chart.upright else _NAMES_BESIDE)
     names = [chart.names[bar] for bar in named]
     if chart.upright:
         ax.set_xticks(named, names)
@@ -166,7 +154,7 @@ def _label_bars(ax: Axes, chart: Bars, word: str, size: float) -> None:
         ax.axvline(0.0, color="black", linewidth=0.8)
 
 
-def _draw_over(ax: Axes, line: Series, size: float) -> None:
+def _draw_over(ax: Axes, line: charts.Series, size: float) -> None:
     """A line over columns, its numbers written."""
     values = np.asarray(line.y, dtype=np.float64)
     ax.plot(line.x, values / size, color="black", marker="o", linewidth=line.width)
@@ -196,7 +184,7 @@ def _write_shares(ax: Axes, colour: str, middle: Floats, length: Floats, total: 
         ax.text(middle[bar], bar, percent(length[bar] / total[bar]), color=ink, **style)
 
 
-def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floats) -> None:
+def _write_ends(ax: Axes, chart: charts.Bars, place: Floats, ends: Floats, values: Floats) -> None:
     """Write numbers at the ends of bars, red where they are over a limit."""
     if len(place) > _MOST_WRITTEN:
         return
@@ -208,12 +196,14 @@ def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floa
         full = value > capacity
         style: Style = {"color": LIMIT if full else "black", "weight": "bold" if full else "normal"}
         if chart.upright:
-            ax.text(at, end, short_number(value), ha="center", va="bottom", fontsize=7, **style)
+            ax.text(
+                at, end, charts.short_number(value), ha="center", va="bottom", fontsize=7, **style
+            )
         else:
             signed = (
-                f"{'+' * (value > 0)}{short_number(value)}"
+                f"{'+' * (value > 0)}{charts.short_number(value)}"
                 if float(chart.table.min(initial=0.0)) < 0
-                else f"{short_number(value)} {word}"
+                else f"{charts.short_number(value)} {word}"
             )
             side = "left" if end >= 0 else "right"
             ax.text(end, at, f" {signed} ", ha=side, va="center_baseline", fontsize=8, **style)
@@ -226,7 +216,7 @@ def _join(ax: Axes, edges: Floats) -> None:
             ax.plot(edge[bar : bar + 2], [bar + 0.4, bar + 0.6], color="#636363", linewidth=0.6)
 
 
-def draw_lines(ax: Axes, chart: Lines) -> None:
+def draw_lines(ax: Axes, chart: charts.Lines) -> None:
     """Draw lines, marks and areas, with the names of points."""
     (x_word, x_size), (y_word, y_size) = chart.readings
     handles: list[Artist] = []
@@ -265,7 +255,9 @@ def draw_lines(ax: Axes, chart: Lines) -> None:
     _write_names(ax, chart, x_size, y_size)
 
 
-def _draw_line(ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_size: float) -> None:
+def _draw_line(
+    ax: Axes, series: charts.Series, colour: str, x: Floats, y: Floats, y_size: float
+) -> None:
     style: Style = {"color": colour, "zorder": 2}
     if series.line:
         steps = "steps-post" if series.step else "default"
@@ -291,7 +283,7 @@ def _draw_line(ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_si
         )
 
 
-def _line_handle(series: Series, colour: str) -> Artist:
+def _line_handle(series: charts.Series, colour: str) -> Artist:
     face = "white" if len(series.hollow) and all(series.hollow) else colour
     line: Any = series.line or "none"
     mark = series.mark or "none"
@@ -300,7 +292,7 @@ def _line_handle(series: Series, colour: str) -> Artist:
     )
 
 
-def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
+def _scale(ax: Axes, which: str, axis: charts.Axis, word: str, size: float) -> None:
     """Scale, limits, marks and name of one of the two axes."""
     own = ax.xaxis if which == "x" else ax.yaxis
     set_scale, set_limits, set_label = (
@@ -328,7 +320,7 @@ class _Plain(LogFormatter):
         return f"{x:,.0f}" if _THOUSAND <= x < _LONG else f"{x:g}"
 
 
-def _shade_bands(ax: Axes, chart: Lines, size: float) -> None:
+def _shade_bands(ax: Axes, chart: charts.Lines, size: float) -> None:
     for low, high in chart.bands:
         if chart.x.log and chart.y.log:
             ends = np.array(ax.get_xlim())
@@ -337,11 +329,11 @@ def _shade_bands(ax: Axes, chart: Lines, size: float) -> None:
             ax.axhspan(low / size, high / size, color=EVENTS["bubble"], zorder=0)
 
 
-def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
+def _write_names(ax: Axes, chart: charts.Lines, x_size: float, y_size: float) -> None:
     """Names beside marks, where they find room, with a thin line where they stand apart."""
     to_axes, box, dpi = ax.transData + ax.transAxes.inverted(), ax.bbox, ax.figure.dpi
 
-    def shares(x: Numbers, y: Numbers) -> tuple[Floats, Floats]:
+    def shares(x: charts.Numbers, y: charts.Numbers) -> tuple[Floats, Floats]:
         read = [np.asarray(x, dtype=float) / x_size, np.asarray(y, dtype=float) / y_size]
         places = to_axes.transform(np.stack(read, axis=1))
         return places[:, 0], places[:, 1]
@@ -353,16 +345,16 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
         "va": "center",
         "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4},
     }
-    for name in names_beside(chart, shares, (dpi / 144 / box.width, dpi / 144 / box.height)):
+    for name in charts.names_beside(chart, shares, (dpi / 144 / box.width, dpi / 144 / box.height)):
         place, own = (name.left, name.middle), arrow if name.apart else None
         ax.annotate(name.text, name.mark, xytext=place, arrowprops=own, **style)
 
 
-def draw_heat(ax: Axes, chart: Heat) -> None:
+def draw_heat(ax: Axes, chart: charts.Heat) -> None:
     """Draw a grid of coloured cells with the scale of its colours."""
-    word, size = readable(chart.x.unit, float(np.max(chart.edges)))
+    word, size = charts.readable(chart.x.unit, float(np.max(chart.edges)))
     values = np.asarray(chart.values, dtype=np.float64)
-    z_word, z_size = readable(chart.z.unit, float(np.abs(values).max(initial=0.0)))
+    z_word, z_size = charts.readable(chart.z.unit, float(np.abs(values).max(initial=0.0)))
     low, high = (each if each is None else each / z_size for each in chart.z.limits)
     shown, rows = values / z_size, np.arange(len(chart.names) + 1) - 0.5
     style: Style = {"cmap": _HEAT, "vmin": low, "vmax": high}
@@ -376,10 +368,10 @@ def draw_heat(ax: Axes, chart: Heat) -> None:
             "norm": LogNorm(low, top),
         }
     mesh = ax.pcolormesh(np.asarray(chart.edges) / size, rows, shown, rasterized=True, **style)
-    named = thin(len(chart.names), _NAMES_BESIDE)
+    named = charts.thin(len(chart.names), _NAMES_BESIDE)
     ax.set_yticks(named, [chart.names[row] for row in named])
     if chart.columns:
-        named = thin(len(chart.columns), _NAMES_BESIDE)
+        named = charts.thin(len(chart.columns), _NAMES_BESIDE)
         ax.set_xticks(named, [chart.columns[column] for column in named], rotation=90)
     ax.set(ylim=(len(chart.names) - 0.5, -0.5), ylabel=chart.across)
     ax.set_xlabel(chart.x.label(word))

@@ -17,20 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpsim.arrays import Floats, Ints
-from mpsim.plot.chart import (
-    Axis,
-    Bars,
-    Chart,
-    Heat,
-    Limit,
-    Lines,
-    Numbers,
-    Reading,
-    Series,
-    names_beside,
-    readable,
-    thin,
-)
+from mpsim.plot import chart as charts
 from mpsim.shipped import read_shipped
 
 WIDTH = 960  # units from left to right
@@ -56,7 +43,7 @@ class Span(NamedTuple):
     high: float
     log: bool = False
 
-    def share(self, values: Numbers | float) -> Floats:
+    def share(self, values: charts.Numbers | float) -> Floats:
         """How far along the axis numbers are, from 0 to 1."""
         low, high, shown = self.low, self.high, np.asarray(values, dtype=np.float64)
         if self.log:
@@ -68,7 +55,7 @@ class Span(NamedTuple):
         """Place of what is so far along."""
         return self.start + share * (self.end - self.start)
 
-    def at(self, values: Numbers | float) -> Floats:
+    def at(self, values: charts.Numbers | float) -> Floats:
         """Places of numbers."""
         return np.asarray(self.start + self.share(values) * (self.end - self.start))
 
@@ -81,27 +68,27 @@ def rule_of(word: str, number: int = 0) -> str:
     return f"var(--{name})"
 
 
-def svg(chart: Chart, name: str) -> str:
+def svg(chart: charts.Chart, name: str) -> str:
     """A chart as an SVG element. `name`: said by a reader of screens."""
-    if isinstance(chart, Bars):
+    if isinstance(chart, charts.Bars):
         return _bars(chart, name)
-    if isinstance(chart, Heat):
+    if isinstance(chart, charts.Heat):
         return _heat(chart, name)
-    assert isinstance(chart, Lines)
+    assert isinstance(chart, charts.Lines)
     return _lines(chart, name)
 
 
-def legend(chart: Chart) -> str:
+def legend(chart: charts.Chart) -> str:
     """The legend of a chart as a list, which wraps as text does; none of one kind."""
     entries: list[str] = []
-    limits: Sequence[Limit] = ()
-    if isinstance(chart, Bars):
+    limits: Sequence[charts.Limit] = ()
+    if isinstance(chart, charts.Bars):
         limits = chart.limits
         entries = [
             _entry(part.name, rule_of(part.colour, i), "hatched" if part.hatched else "")
             for i, part in enumerate(chart.parts)
         ]
-    elif isinstance(chart, Lines):
+    elif isinstance(chart, charts.Lines):
         limits = chart.limits
         shown = [(i, series) for i, series in enumerate(chart.series) if series.name]
         entries = [
@@ -121,7 +108,7 @@ def _entry(name: str, colour: str, shape: str) -> str:
     )
 
 
-def _shape(chart: Lines, series: Series, number: int) -> str:
+def _shape(chart: charts.Lines, series: charts.Series, number: int) -> str:
     if chart.stacked:
         return ""
     if series.line:
@@ -129,7 +116,7 @@ def _shape(chart: Lines, series: Series, number: int) -> str:
     return {"o": "round", "D": "diamond", "^": "triangle"}.get(series.mark, "")
 
 
-def _dash(chart: Lines, series: Series, number: int) -> str:
+def _dash(chart: charts.Lines, series: charts.Series, number: int) -> str:
     """Strokes of a line: its own, or, where colours come in turn, those of its turn."""
     turn = series.line == "-" and not series.mark and not chart.stacked
     return _DASHES[_CYCLE[number % len(_CYCLE)] if turn else series.line or "-"]
@@ -180,7 +167,7 @@ def _ticks(span: Span, most: int = 8) -> list[float]:
         marks = narrow if len(decades) < 5 else (1,)
         every = [mark * 10.0**power for power in decades for mark in marks]
         inside = [tick for tick in every if span.low <= tick * 1.001 and tick <= span.high * 1.001]
-        return [inside[i] for i in thin(len(inside), most + 4)]
+        return [inside[i] for i in charts.thin(len(inside), most + 4)]
     width = (span.high - span.low) / most
     if width <= 0:
         return [span.low]
@@ -191,7 +178,7 @@ def _ticks(span: Span, most: int = 8) -> list[float]:
 
 
 def _axis_x(
-    axis: Axis, span: Span, word: str, top: float, low: float, grid: bool = True
+    axis: charts.Axis, span: Span, word: str, top: float, low: float, grid: bool = True
 ) -> Iterator[str]:
     marks = list(axis.ticks) or [(tick, f"{tick:.6g}") for tick in _ticks(span)]
     yield '<g class="ticks">'
@@ -203,7 +190,7 @@ def _axis_x(
     yield _text((span.start + span.end) / 2, low + 36, axis.label(word), more=' class="name"')
 
 
-def _axis_y(axis: Axis, span: Span, word: str, left: float, right: float) -> Iterator[str]:
+def _axis_y(axis: charts.Axis, span: Span, word: str, left: float, right: float) -> Iterator[str]:
     marks = list(axis.ticks) or [(tick, f"{tick:.6g}") for tick in _ticks(span, 6)]
     for (_, text), at in zip(marks, span.at([tick for tick, _ in marks]).tolist(), strict=True):
         yield _path(f"M{left:.1f} {at:.1f}H{right:.1f}", 'class="grid"')
@@ -237,17 +224,24 @@ class _Rows:
         )
 
     def drawn(
-        self, name: str, area: str, axis: Axis, reading: Reading, *, grid: bool = False, zooms: bool
+        self,
+        name: str,
+        area: str,
+        axis: charts.Axis,
+        reading: charts.Reading,
+        *,
+        grid: bool = False,
+        zooms: bool,
     ) -> str:
         """The whole element; as many rows are named as there is room for."""
         body = [*_axis_x(axis, self.x, reading.word, self.y.start, self.y.end, grid)]
-        for i in thin(len(self.names), _ROWS):
+        for i in charts.thin(len(self.names), _ROWS):
             at = float(self.y.at(i + 0.5)) + 4
             body.append(_text(self.x.start - 6, at, _cut(self.names[i]), "end"))
         return _frame(name, body, area, self.x, self.y, sizes=(reading.size, 1.0), zooms=zooms)
 
 
-def _bars(chart: Bars, name: str) -> str:
+def _bars(chart: charts.Bars, name: str) -> str:
     size = chart.reading.size
     ends = chart.ends / size
     low, high = float(ends.min(initial=0.0)), float(ends.max(initial=0.0))
@@ -272,9 +266,9 @@ def _bars(chart: Bars, name: str) -> str:
     return rows.drawn(name, "".join(area), chart.value, chart.reading, grid=True, zooms=False)
 
 
-def _heat(chart: Heat, name: str) -> str:
+def _heat(chart: charts.Heat, name: str) -> str:
     values, edges = (np.asarray(each, dtype=np.float64) for each in (chart.values, chart.edges))
-    reading = readable(chart.x.unit, float(np.max(edges)))
+    reading = charts.readable(chart.x.unit, float(np.max(edges)))
     rows = _Rows(chart.names, *(edges[[0, -1]] / reading.size).tolist())
     most = max(1.0 if chart.z.unit == "share" else 0.0, float(values.max(initial=0.0))) or 1.0
     # small loads must be seen beside large ones: nothing else has the colour of nothing
@@ -290,7 +284,7 @@ def _heat(chart: Heat, name: str) -> str:
     return rows.drawn(name, area, chart.x, reading, zooms=True)
 
 
-def _lines(chart: Lines, name: str) -> str:
+def _lines(chart: charts.Lines, name: str) -> str:
     (x_word, x_size), (y_word, y_size) = chart.readings
     height = 400 if any(not series.line for series in chart.series) else 330
     marks = [tick for _, tick in chart.y.ticks]
@@ -330,7 +324,7 @@ def _lines(chart: Lines, name: str) -> str:
     )
 
 
-def _reach(chart: Lines, which: int, size: float) -> tuple[float, float]:
+def _reach(chart: charts.Lines, which: int, size: float) -> tuple[float, float]:
     """First and last number of an axis, as read."""
     axis = (chart.x, chart.y)[which]
     columns = [np.asarray((series.x, series.y)[which], dtype=np.float64) for series in chart.series]
@@ -350,7 +344,7 @@ def _reach(chart: Lines, which: int, size: float) -> tuple[float, float]:
     return (low if first is None else first) / size, (high if last is None else last) / size
 
 
-def _series(chart: Lines, number: int, across: Floats, up: Floats) -> Iterator[str]:
+def _series(chart: charts.Lines, number: int, across: Floats, up: Floats) -> Iterator[str]:
     series = chart.series[number]
     colour = rule_of(series.colour, number)
     if series.line:
@@ -387,13 +381,15 @@ def _outline(across: Floats, up: Floats, top: Floats | None, step: bool) -> str:
     return "".join(points) + ("z" if top is not None else "")
 
 
-def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iterator[str]:
+def _written(chart: charts.Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iterator[str]:
     """Names beside marks, where they find room."""
 
-    def shares(across: Numbers, up: Numbers) -> tuple[Floats, Floats]:
+    def shares(across: charts.Numbers, up: charts.Numbers) -> tuple[Floats, Floats]:
         return x.share(np.asarray(across) / sizes[0]), y.share(np.asarray(up) / sizes[1])
 
-    for name in names_beside(chart, shares, (1 / abs(x.end - x.start), 1 / abs(y.end - y.start))):
+    for name in charts.names_beside(
+        chart, shares, (1 / abs(x.end - x.start), 1 / abs(y.end - y.start))
+    ):
         left, middle = x.place(name.left), y.place(name.middle)
         if name.apart:
             at = f"M{x.place(name.mark[0]):.1f} {y.place(name.mark[1]):.1f}"
@@ -409,7 +405,7 @@ def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, Ints]) 
     columns, unpacked.
     """
     names, events, end_s = block["names"], block["events"], block["end_s"]
-    reading = readable("s", end_s)
+    reading = charts.readable("s", end_s)
     rows = _Rows(names, 0.0, end_s / reading.size)
     middle = (np.arange(_LANE_COLUMNS) + 0.5) * end_s / block["unit_s"] / _LANE_COLUMNS
     kinds = np.full((len(names), _LANE_COLUMNS), -1)
@@ -428,4 +424,4 @@ def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, Ints]) 
             f' stroke-width="{0.86 * rows.high:.1f}"'
         ),
     )
-    return rows.drawn(name, area, Axis("time"), reading, zooms=False)
+    return rows.drawn(name, area, charts.Axis("time"), reading, zooms=False)

@@ -6,26 +6,17 @@ from typing import Any, Final
 
 import pydantic
 
-from mpsim import structs
+from mpsim import structs, workload
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Fields, Name, Section
 from mpsim.shipped import say
-from mpsim.workload import (
-    Experts,
-    LatentAttention,
-    StateMixer,
-    Transformer,
-    VisionTower,
-    model,
-    model_names,
-)
 
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
 _PARTS: Final[Mapping[str, type]] = {
-    "moe": Experts,
-    "mla": LatentAttention,
-    "state": StateMixer,
-    "vision": VisionTower,
+    "moe": workload.Experts,
+    "mla": workload.LatentAttention,
+    "state": workload.StateMixer,
+    "vision": workload.VisionTower,
 }
 _APART: Final = ("source", "as_of")  # of the catalog
 FFN_RATIO: Final = 4  # of a transformer that does not say (Vaswani et al. 2017)
@@ -49,16 +40,16 @@ _COMPRESSED = "Attention through compressed keys and values; a preset gives fiel
 _MIXER = "Mixer with a state, of letters S and M of layer_pattern; a preset gives fields left out."
 _TOWER = "Encoder of images, on ranks of the first stage; a preset gives fields left out."
 _Figures = _section(
-    Transformer,
+    workload.Transformer,
     "Figures",
     "Sizes of a model.",
     "preset name",
     preset=Name,
     name=Name,
-    state=_section(StateMixer, "StateSpace", _MIXER),
-    vision=_section(VisionTower, "Vision", _TOWER),
-    moe=_section(Experts, "MixtureOfExperts", _MIXTURE, "experts top_k"),
-    mla=_section(LatentAttention, "MultiLatentAttention", _COMPRESSED, "q_lora_rank"),
+    state=_section(workload.StateMixer, "StateSpace", _MIXER),
+    vision=_section(workload.VisionTower, "Vision", _TOWER),
+    moe=_section(workload.Experts, "MixtureOfExperts", _MIXTURE, "experts top_k"),
+    mla=_section(workload.LatentAttention, "MultiLatentAttention", _COMPRESSED, "q_lora_rank"),
 )
 
 
@@ -72,14 +63,14 @@ class ModelChoice(_Figures):  # type: ignore[misc, valid-type]
 
     def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
-        names = {field.name for field in structs.fields(Transformer)} - {"name", *_PARTS}
+        names = {field.name for field in structs.fields(workload.Transformer)} - {"name", *_PARTS}
         return {
             name: value
             for name in names & type(self).model_fields.keys()
             if (value := getattr(self, name)) is not None
         }
 
-    def resolve(self) -> Transformer:
+    def resolve(self) -> workload.Transformer:
         """The model meant. ScenarioError: unknown preset, missing or contradicting fields."""
         problems = [*_check_known(self), *_check_fields(self), *_check_parts(self)]
         if problems:
@@ -92,9 +83,9 @@ class ModelChoice(_Figures):  # type: ignore[misc, valid-type]
 
 
 def _check_known(choice: ModelChoice) -> list[Problem]:
-    if choice.preset is None or choice.preset in model_names(aliases=True):
+    if choice.preset is None or choice.preset in workload.model_names(aliases=True):
         return []
-    near = nearest(choice.preset, model_names(aliases=True))
+    near = nearest(choice.preset, workload.model_names(aliases=True))
     return [Problem(f"unknown model {choice.preset[:60]!r}; {near}", key="model.preset")]
 
 
@@ -111,7 +102,11 @@ def _check_fields(choice: ModelChoice) -> list[Problem]:
 
 def _check_parts(choice: ModelChoice) -> list[Problem]:
     """Say what moe, mla, state and vision have to give where no preset gives it."""
-    base = model(choice.preset) if choice.preset in model_names(aliases=True) else None
+    base = (
+        workload.model(choice.preset)
+        if choice.preset in workload.model_names(aliases=True)
+        else None
+    )
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
         for key, kind in _PARTS.items()
@@ -126,11 +121,11 @@ def _needed(key: str, kind: type) -> list[str]:
     return [name for name in needed if (key, name) != ("moe", "ffn_hidden")]
 
 
-def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fields:
+def _parts(choice: ModelChoice, base: workload.Transformer | None, ffn_hidden: int) -> Fields:
     """Experts, latent attention and state mixer as written, over those of the preset."""
     parts: Fields = {}
     for name, kind in _PARTS.items():
-        usual = {"ffn_hidden": ffn_hidden} if kind is Experts else {}
+        usual = {"ffn_hidden": ffn_hidden} if kind is workload.Experts else {}
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:
             own = {key: value for key, value in section if value is not None}
@@ -144,7 +139,7 @@ def _width(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _spelled_out(choice: ModelChoice) -> Transformer:
+def _spelled_out(choice: ModelChoice) -> workload.Transformer:
     fields = choice.given()
     hidden, heads = fields["hidden"], fields["heads"]
     fields.setdefault("kv_heads", heads)
@@ -153,13 +148,13 @@ def _spelled_out(choice: ModelChoice) -> Transformer:
         latent = choice.mla.v_head_dim if choice.mla is not None else None
         fields["head_dim"] = latent or _width(hidden, heads)
     fields |= _parts(choice, None, fields["ffn_hidden"])
-    return Transformer(**{**fields, "name": choice.name or "custom"})
+    return workload.Transformer(**{**fields, "name": choice.name or "custom"})
 
 
-def _modified(choice: ModelChoice) -> Transformer:
+def _modified(choice: ModelChoice) -> workload.Transformer:
     """A preset with changes; what the preset derives from a changed field is derived again."""
     assert choice.preset is not None
-    base = model(choice.preset)
+    base = workload.model(choice.preset)
     given = choice.given()
     if choice.name is not None:
         given["name"] = choice.name
@@ -168,7 +163,7 @@ def _modified(choice: ModelChoice) -> Transformer:
     return structs.replace(base, **fields) if fields else base
 
 
-def _derived(base: Transformer, given: Fields) -> Fields:
+def _derived(base: workload.Transformer, given: Fields) -> Fields:
     hidden, heads = given.get("hidden", base.hidden), given.get("heads", base.heads)
     derived: Fields = {}
     square = base.heads * base.head_dim == base.hidden

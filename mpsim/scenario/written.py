@@ -15,21 +15,11 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.inputs import shown
+from mpsim.scenario import sections
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
 from mpsim.scenario.fields import Later, Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
 from mpsim.scenario.model import ModelChoice
-from mpsim.scenario.sections import (
-    AXES,
-    REPLICATING,
-    FrameworkChoice,
-    Parallelism,
-    ScheduleChoice,
-    Simulation,
-    SweepValues,
-    Training,
-    Variation,
-)
 from mpsim.scenario.settled import in_words, settle, settled_by
 from mpsim.workload import Transformer
 
@@ -59,13 +49,15 @@ class Written(Section):
     """The transformer, such as 'model: gpt3-175b'."""
     cluster: Annotated[ClusterChoice, Shorthand("cluster")]
     """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
-    parallelism: Parallelism = Parallelism.model_construct()  # its schema is built with the whole
+    parallelism: sections.Parallelism = (
+        sections.Parallelism.model_construct()
+    )  # its schema is built with the whole
     """Degrees of parallelism and sharding."""
-    schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice.model_construct(
-        name="1f1b"
+    schedule: Annotated[sections.ScheduleChoice, Shorthand("schedule")] = (
+        sections.ScheduleChoice.model_construct(name="1f1b")
     )
     """The pipeline schedule."""
-    training: Training | None
+    training: sections.Training | None
     """Batch, sequence length and precision of a step, such as {global_batch: 8, sequence_length:
     2048}; a scenario that serves has serving instead."""
     serving: Serving | None = None
@@ -73,13 +65,15 @@ class Written(Section):
     server: Mapping[str, str | int | float | bool] | None = None
     """Options of the serving engine in its own words, such as 'server: {engine: sglang,
     chunked-prefill-size: 16384}'; left out, its defaults."""
-    framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
+    framework: Annotated[sections.FrameworkChoice, Shorthand("framework")] = (
+        sections.FrameworkChoice()
+    )
     """The software stack."""
-    simulation: Simulation = Simulation()
+    simulation: sections.Simulation = sections.Simulation()
     """How the step is simulated."""
-    variation: Variation | None = None
+    variation: sections.Variation | None = None
     """Differences from rank to rank and from step to step; left out, none."""
-    sweep: Annotated[dict[str, SweepValues], Field(default_factory=dict)]
+    sweep: Annotated[dict[str, sections.SweepValues], Field(default_factory=dict)]
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     design: DesignChoice | None = None
     """Clusters to choose from for some work, for `mpsim design`; left out, none."""
@@ -110,7 +104,7 @@ class Written(Section):
         return self.simulation.straggling and not drawn
 
     @property
-    def training_step(self) -> Training:
+    def training_step(self) -> sections.Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:
             message = "missing; this needs a training step, and the scenario serves"
@@ -225,13 +219,13 @@ class Written(Section):
     @property
     def degrees(self) -> Mapping[str, int]:
         """Degree of every axis, that of data parallelism resolved."""
-        given = {axis: getattr(self.parallelism, axis) for axis in AXES}
+        given = {axis: getattr(self.parallelism, axis) for axis in sections.AXES}
         return {**given, "dp": self.dp}
 
     @property
     def replicas(self) -> int:
         """Ranks that hold the same parameters."""
-        return math.prod(self.degrees[axis] for axis in REPLICATING)
+        return math.prod(self.degrees[axis] for axis in sections.REPLICATING)
 
     @property
     def virtual_stages(self) -> int:
@@ -322,7 +316,9 @@ def _folder(document: Document, key: str) -> Path:
     return Path(file).parent if Path(file).is_file() else Path()
 
 
-def framework_of(choice: FrameworkChoice, habits: Mapping[str, object] | None = None) -> Framework:
+def framework_of(
+    choice: sections.FrameworkChoice, habits: Mapping[str, object] | None = None
+) -> Framework:
     """The framework meant, with the scenario's own fields on top of `habits`."""
     return framework(choice.preset, {**(habits or {}), **choice.overrides})
 

@@ -8,15 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpsim.cost import (
-    Constant,
-    LayoutCosts,
-    Transfer,
-    host_constants,
-    interference_of,
-    straggling_constants,
-    straggling_seconds,
-)
+from mpsim import cost
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Layout
 from mpsim.program.rows import Prices
@@ -26,10 +18,10 @@ from mpsim.training.plan import Plan
 _ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 
 
-class PlanCosts(LayoutCosts):
+class PlanCosts(cost.LayoutCosts):
     """Cost models of one Plan; they share what those of a plan `like` it remember."""
 
-    def __init__(self, plan: Plan, *, like: LayoutCosts | None = None) -> None:
+    def __init__(self, plan: Plan, *, like: cost.LayoutCosts | None = None) -> None:
         super().__init__(plan.layout, like=like)
         self.plan = plan
 
@@ -40,14 +32,14 @@ class PlanCosts(LayoutCosts):
             return (self,)
         return tuple(PlanCosts(part) for part in self.plan.parts)
 
-    def each(self) -> Iterator[LayoutCosts]:
+    def each(self) -> Iterator[cost.LayoutCosts]:
         """Costs of every kind of nodes, in every class of replicas."""
         if not self.plan.classes:
             yield from super().each()
         else:
             yield from itertools.chain(*(part.each() for part in self.parts))
 
-    def provenance(self) -> tuple[Constant, ...]:
+    def provenance(self) -> tuple[cost.Constant, ...]:
         """Every constant used so far, kernels first."""
         _, *others = self.each()
         own = self.provenance_alone()
@@ -60,22 +52,22 @@ class PlanCosts(LayoutCosts):
             own = tuple(dict.fromkeys(itertools.chain(own, *elsewhere)))
         return (*own, *self._step_constants(self.layout))
 
-    def _step_constants(self, layout: Layout) -> tuple[Constant, ...]:
+    def _step_constants(self, layout: Layout) -> tuple[cost.Constant, ...]:
         """Constants of what runs beside layers, and of the host that keeps states."""
-        plan, constants = self.plan, tuple[Constant, ...]()
+        plan, constants = self.plan, tuple[cost.Constant, ...]()
         overlap = plan.layout.framework.experts.expert_overlap
         hides_tokens = plan.sharding.routing is not None and overlap is not ExpertOverlap.NONE
         beside = {"dp": plan.exchanges_beside, "ep": hides_tokens and not plan.interference}
         if any(beside.values()):
             used = (*_ON_AVERAGE, *(f".units_{axis}" for axis, runs in beside.items() if runs))
-            taken = interference_of(layout.framework.name, layout.cluster.accelerator)
+            taken = cost.interference_of(layout.framework.name, layout.cluster.accelerator)
             constants = tuple(each for each in taken.constants if each.name.endswith(used))
         if plan.straggling:
-            usual = straggling_constants(layout.cluster.accelerator)
+            usual = cost.straggling_constants(layout.cluster.accelerator)
             if plan.layout.mesh.world > usual["beyond"].value:
                 constants = (*constants, *usual.values())
         on_host = {plan.offload, plan.recompute.offload} - {"none"}
-        return (*constants, *host_constants(layout.cluster)) if on_host else constants
+        return (*constants, *cost.host_constants(layout.cluster)) if on_host else constants
 
     def straggling(self) -> float:
         """Time that every rank waits for the slowest of all at the end of the step [s]."""
@@ -85,8 +77,8 @@ class PlanCosts(LayoutCosts):
         flops = plan.model_flops / mesh.world
         slowest = 0.0
         for costs in self.each():
-            usual = straggling_constants(costs.layout.cluster.accelerator)
-            seconds = straggling_seconds(
+            usual = cost.straggling_constants(costs.layout.cluster.accelerator)
+            seconds = cost.straggling_seconds(
                 flops,
                 mesh.world,
                 rate=costs.kernels.wide_rate,
@@ -101,7 +93,7 @@ class PlanCosts(LayoutCosts):
         ranks, size = [stage.rank for stage in self.layout.stages], self.plan.message_bytes
         columns = np.zeros((3, 2, len(ranks)))
         # chunks of the same two ranks send the same message
-        sent: dict[tuple[int, int], Transfer] = {}
+        sent: dict[tuple[int, int], cost.Transfer] = {}
         for place, (before, after) in enumerate(itertools.pairwise(ranks)):
             if before == after:
                 continue

@@ -21,27 +21,9 @@ from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
 from mpsim.shipped import read_shipped, say
 from mpsim.study.journal import Entry, name_of
+from mpsim.study.search import rate, service_outcome
 from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
 from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes, variants
-from mpsim.study.search.rate import (
-    Judge,
-    Rate,
-    Streams,
-    bounded_rate,
-    confirmed_rate,
-    fewest,
-    has_stream,
-    require_stream,
-    saturation,
-)
-from mpsim.study.search.service_outcome import (
-    FEWEST,
-    SERVICE_OBJECTIVES,
-    FoundService,
-    Own,
-    ServiceSearch,
-    score_of,
-)
 
 AXES: Final[Mapping[str, str]] = read_shipped("mpsim.study.data", "search.yaml")["service_keys"]
 """What a search of services varies by itself: name of each axis, and its key in a scenario."""
@@ -195,7 +177,7 @@ class _Candidate:
 
     layout: ServiceLayout
     # streams where limits have to be kept for long; none where only a run shows the requests
-    requests: Streams | Requests | None
+    requests: rate.Streams | Requests | None
     bound: float  # the objective is no better
     least: float
     digest: str
@@ -225,18 +207,19 @@ class Services(Space[_Candidate]):
         service = self.scenario.service
         unlimited = service.slo.ttft is None and service.slo.tpot is None
         usual = "throughput" if unlimited else "goodput"
-        if has_stream(service.workload, service.slo):
+        if rate.has_stream(service.workload, service.slo):
             usual = "cost" if self._chips_differ() else "gpus"
         self.objective, self._why = self.objective or usual, ""  # why the first layout is none
-        if self.objective not in SERVICE_OBJECTIVES:
+        known = service_outcome.SERVICE_OBJECTIVES
+        if self.objective not in known:
             raise ScenarioError(
-                f"got objective {self.objective!r}; {nearest(self.objective, SERVICE_OBJECTIVES)}"
+                f"got objective {self.objective!r}; {nearest(self.objective, known)}"
             )
         if self.objective == "goodput" and unlimited:
             raise ScenarioError(say("study.no_limits"))
         if self.objective in ("rate", "gpus"):
-            require_stream(self.scenario)
-        self._rows: dict[_Candidate, FoundService] = {}
+            rate.require_stream(self.scenario)
+        self._rows: dict[_Candidate, service_outcome.FoundService] = {}
         self._entries: dict[_Candidate, Entry] = {}
         # of what the last service could serve at most, that it did
         self._share: float | None = None
@@ -257,12 +240,12 @@ class Services(Space[_Candidate]):
         return say("study.no_service", name=self.scenario.name, why=self._why)
 
     @property
-    def ranking(self) -> tuple[FoundService, ...]:
+    def ranking(self) -> tuple[service_outcome.FoundService, ...]:
         """Rank by limits kept, what is confirmed, fewest accelerators, the fastest."""
         return tuple(sorted(self._rows.values(), key=self._rank))
 
-    def _rank(self, row: FoundService) -> tuple[bool, float, bool, int, float]:
-        score = score_of(self.objective, row.objective)
+    def _rank(self, row: service_outcome.FoundService) -> tuple[bool, float, bool, int, float]:
+        score = service_outcome.score_of(self.objective, row.objective)
         open_ = row.meets_slo is None
         return row.misses, score, open_, row.accelerators, -row.per_user
 
@@ -298,47 +281,51 @@ class Services(Space[_Candidate]):
                 self.counts["slo"] += 1
                 continue
             counts: Sequence[int] = ()
-            if self.objective in FEWEST and isinstance(requests, Streams):
+            if self.objective in service_outcome.FEWEST and isinstance(requests, rate.Streams):
                 counts = self._counts(layout, requests)
                 if not counts:
                     self.counts["slow"] += 1
                     continue
                 bound = self._cost(layout.plan, requests, counts[0])
-            least = score_of(self.objective, bound)
+            least = service_outcome.score_of(self.objective, bound)
             name = name_of(self.scenario.digest, self.objective, dict(layout.values))
             yield _Candidate(layout, requests, bound, least, name, counts)
 
     @asked_once(lambda place, _: place)
-    def _stream(self, place: int, layout: ServiceLayout) -> Streams | Requests | None:
+    def _stream(self, place: int, layout: ServiceLayout) -> rate.Streams | Requests | None:
         """Requests of the layouts of one place."""
-        return Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
+        return rate.Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
 
     def _lasts(self, scenario: Scenario) -> bool:
         """Whether the limits have to last, beyond the stream of the file."""
         service = scenario.service
-        return self.objective in ("rate", *FEWEST) and has_stream(service.workload, service.slo)
+        return self.objective in ("rate", *service_outcome.FEWEST) and rate.has_stream(
+            service.workload, service.slo
+        )
 
-    def _counts(self, layout: ServiceLayout, streams: Streams) -> Sequence[int]:
+    def _counts(self, layout: ServiceLayout, streams: rate.Streams) -> Sequence[int]:
         """Numbers of instances that may serve the rate, fewest first, each as much as alone."""
         plan, most = layout.plan, layout.plan.replicas
         free = "replicas" not in self._given and plan.prefill is None
         least = 1
         if self.prunes:
-            least = math.ceil(streams.rate * most / saturation(plan, streams) - _ROUNDING)
+            least = math.ceil(streams.rate * most / rate.saturation(plan, streams) - _ROUNDING)
         return range(least, most + 1) if free else range(most, most + (least <= most))
 
-    def _bound(self, layout: ServiceLayout, requests: Streams | Requests | None) -> float | None:
+    def _bound(
+        self, layout: ServiceLayout, requests: rate.Streams | Requests | None
+    ) -> float | None:
         """The best that the objective can be; None where too few requests can keep the limits."""
         plan = layout.plan
         anything = -math.inf if self.objective == "cost" else math.inf
         if requests is None:
             return anything
-        sample = requests.sample if isinstance(requests, Streams) else requests
+        sample = requests.sample if isinstance(requests, rate.Streams) else requests
         bounds = bound_service(plan, sample)
         share = bounds.share_within(plan.slo.ttft, plan.slo.tpot)
         if self.prunes and share < plan.slo.share:
             return None
-        if isinstance(requests, Streams):
+        if isinstance(requests, rate.Streams):
             return len(sample) / bounds.busy
         if plan.workload.warmup:  # requests that do not count are among those bounded
             return anything
@@ -349,7 +336,7 @@ class Services(Space[_Candidate]):
             return output / duration / plan.accelerators
         return (plan.price_per_hour or 0.0) * duration / _HOUR / output * _MEGA
 
-    def _cost(self, plan: ServicePlan, streams: Streams, replicas: int) -> float:
+    def _cost(self, plan: ServicePlan, streams: rate.Streams, replicas: int) -> float:
         """Accelerators of so many instances that serve the workload, or USD of a million tokens."""
         sized = structs.replace(plan, replicas=replicas)
         if self.objective == "gpus":
@@ -391,12 +378,12 @@ class Services(Space[_Candidate]):
 
     def outcome(
         self, run: BranchAndBound[_Candidate], *, top: int, remarks: tuple[str, ...]
-    ) -> ServiceSearch:
+    ) -> service_outcome.ServiceSearch:
         """The ranking, beside what the file's own layout does."""
         # somebody who stops a search does not wait for that
         ended = run.interrupted or self.clock.spent()
-        return ServiceSearch(
-            own=Own(None, "") if ended else self._own(),
+        return service_outcome.ServiceSearch(
+            own=service_outcome.Own(None, "") if ended else self._own(),
             scenario=self.scenario.name,
             objective=self.objective,
             top=top,
@@ -407,7 +394,7 @@ class Services(Space[_Candidate]):
             remarks=remarks,
         )
 
-    def _own(self) -> Own:
+    def _own(self) -> service_outcome.Own:
         """The layout that the scenario has; of what has to last, as short streams judge it."""
         try:
             plan = make_service(self.scenario)
@@ -419,28 +406,30 @@ class Services(Space[_Candidate]):
                 and structs.replace(each.plan, replicas=plan.replicas) == plan
             )
             if (row := next(same, None)) is not None:
-                return Own(row, "")
+                return service_outcome.Own(row, "")
             lasts = self._lasts(self.scenario)
-            requests = Streams(plan) if lasts else _stream(layout)
-            most = saturation(plan, requests) if isinstance(requests, Streams) else math.inf
-            counts = (plan.replicas,) if lasts and self.objective in FEWEST else ()
+            requests = rate.Streams(plan) if lasts else _stream(layout)
+            most = (
+                rate.saturation(plan, requests) if isinstance(requests, rate.Streams) else math.inf
+            )
+            counts = (plan.replicas,) if lasts and self.objective in service_outcome.FEWEST else ()
             candidate = _Candidate(layout, requests, most, -most, "", counts)
             entry = self._simulated(candidate, math.inf)
             if counts:  # its number of instances is its own: no bound of a price, but the price
                 entry["kept"] = entry["kept"] is None
-            return Own(self._row(candidate, entry), "")
+            return service_outcome.Own(self._row(candidate, entry), "")
         except ScenarioError as error:
-            return Own(None, str(error).partition("\n")[0])
+            return service_outcome.Own(None, str(error).partition("\n")[0])
 
     def _simulated(self, candidate: _Candidate, worst: float) -> Entry:
         scenario, plan, requests = candidate.layout.scenario, candidate.plan, candidate.requests
         if candidate.counts:
             return self._fewest(candidate, candidate.counts, worst if self.prunes else math.inf)
-        if isinstance(requests, Streams):
+        if isinstance(requests, rate.Streams):
             at_least = -worst if self.prunes and worst < math.inf else 0.0
             share = {} if self._share is None else {"share": self._share}
             judge = self._judge(candidate, plan.replicas)
-            return _of_rate(bounded_rate(judge, candidate.bound, at_least=at_least, **share))
+            return _of_rate(rate.bounded_rate(judge, candidate.bound, at_least=at_least, **share))
         result = (
             run_service(scenario, plan)
             if requests is None
@@ -452,7 +441,7 @@ class Services(Space[_Candidate]):
     def _fewest(self, candidate: _Candidate, counts: Sequence[int], worst: float) -> Entry:
         """The fewest instances that short streams leave, unless dearer than `worst`."""
         streams = candidate.requests
-        assert isinstance(streams, Streams)
+        assert isinstance(streams, rate.Streams)
         judged: dict[int, Mapping[str, object]] = {}
 
         def misses(replicas: int) -> bool:
@@ -461,7 +450,7 @@ class Services(Space[_Candidate]):
             return judge.fails(judged[replicas])
 
         cheap = [n for n in counts if self._cost(candidate.plan, streams, n) <= worst]
-        chosen = fewest(cheap, misses)
+        chosen = rate.fewest(cheap, misses)
         replicas = chosen or counts[min(len(cheap), len(counts) - 1)]
         return {
             "objective": self._cost(candidate.plan, streams, replicas),
@@ -480,14 +469,14 @@ class Services(Space[_Candidate]):
     def settle(self, candidate: _Candidate) -> Entry:
         """Judge a service by long streams: it is confirmed, or its bound is lowered."""
         known, streams = self._entries[candidate], candidate.requests
-        assert isinstance(streams, Streams)
+        assert isinstance(streams, rate.Streams)
         if not candidate.counts:
             judge = self._judge(candidate, candidate.plan.replicas)
-            bound = Rate(known["rate"], known["above"], known["summary"], confirmed=False)
+            bound = rate.Rate(known["rate"], known["above"], known["summary"], confirmed=False)
             settled = max(
                 (row.objective for row in self._rows.values() if row.meets_slo), default=0.0
             )
-            return _of_rate(confirmed_rate(judge, bound, candidate.bound, settled))
+            return _of_rate(rate.confirmed_rate(judge, bound, candidate.bound, settled))
         replicas: int = known["replicas"]
         if summary := self._judge(candidate, replicas).confirmed(streams.rate, final=True):
             return {**known, "kept": True, "summary": dict(summary)}
@@ -495,15 +484,15 @@ class Services(Space[_Candidate]):
         return self._fewest(candidate, more, math.inf) if more else {**known, "kept": False}
 
     @asked_once(lambda candidate, replicas: (candidate.digest, replicas))
-    def _judge(self, candidate: _Candidate, replicas: int) -> Judge:
+    def _judge(self, candidate: _Candidate, replicas: int) -> rate.Judge:
         """A layout with so many instances before streams of its workload."""
         scenario, plan, streams = candidate.layout.scenario, candidate.plan, candidate.requests
-        assert isinstance(streams, Streams)
+        assert isinstance(streams, rate.Streams)
         if replicas != plan.replicas:
             serving = scenario.service.model_copy(update={"replicas": replicas})
             scenario = scenario.model_copy(update={"serving": serving})
             plan = make_service(scenario)
-        return Judge(scenario, plan, streams)
+        return rate.Judge(scenario, plan, streams)
 
     def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
         """The objective, or its bound until long streams confirm it; infinite for what misses."""
@@ -515,13 +504,13 @@ class Services(Space[_Candidate]):
             self._share = (entry["rate"] or entry["above"]) / candidate.bound
         row = self._row(candidate, entry)
         self._rows[candidate], self._entries[candidate] = row, entry
-        return math.inf if row.misses else score_of(self.objective, objective)
+        return math.inf if row.misses else service_outcome.score_of(self.objective, objective)
 
-    def _row(self, candidate: _Candidate, entry: Entry) -> FoundService:
+    def _row(self, candidate: _Candidate, entry: Entry) -> service_outcome.FoundService:
         replicas, summary = entry.get("replicas", candidate.plan.replicas), entry["summary"]
         plan = structs.replace(candidate.plan, replicas=replicas)
         whole = plan.prefill is None and "replicas" in entry
-        return FoundService(
+        return service_outcome.FoundService(
             values={**candidate.layout.values, **({AXES["replicas"]: replicas} if whole else {})},
             objective=entry["objective"],
             bound=candidate.bound,
@@ -533,7 +522,7 @@ class Services(Space[_Candidate]):
         )
 
 
-def _of_rate(found: Rate) -> Entry:
+def _of_rate(found: rate.Rate) -> Entry:
     """A rate as a journal has it: the objective, or its bound until it is confirmed."""
     kept = bool(found.rate) if found.confirmed else None
     shown = found.rate if found.confirmed else found.above
