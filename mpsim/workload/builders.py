@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from mpsim import structs
 from mpsim.shipped import read_shipped
@@ -170,36 +170,32 @@ def make_attention(
     )
 
 
+class Own(TypedDict, total=False):
+    """Fields of an `Operator` that builders of memory-bound kernels pass on."""
+
+    module: Module
+    saved: float
+    saved_for_weight: float
+    saved_split: Split
+
+
 def make_elementwise(
     role: Role,
     phase: Phase,
     *,
     moved: float,
     kind: OperatorKind = OperatorKind.ELEMENTWISE,
-    module: Module = Module.NONE,
     name: str = "",
     split: Split = Split.NONE,
-    saved: float = 0.0,
-    saved_for_weight: float = 0.0,
-    saved_split: Split = Split.NONE,
+    **own: Unpack[Own],
 ) -> Operator:
     """Build a memory-bound kernel: elementwise, a norm, a softmax, a loss or a cast, by its `kind`.
 
-    `moved`: bytes read and written [B]. `kind`, `module`, `name`, `split`, `saved`,
-    `saved_for_weight`, `saved_split`: as of `Operator`; the name is the role's by default.
+    `moved`: bytes read and written [B]. `kind`, `name`, `split`, `**own`: as of `Operator`; the
+    name is the role's by default.
     """
-    return Operator(
-        name=name or role.value,
-        kind=kind,
-        role=role,
-        phase=phase,
-        module=module,
-        split=split,
-        bytes=float(moved),
-        saved=saved,
-        saved_for_weight=saved_for_weight,
-        saved_split=saved_split,
-    )
+    called, read = name or role.value, float(moved)
+    return Operator(name=called, kind=kind, role=role, phase=phase, split=split, bytes=read, **own)
 
 
 def orthogonal_products(weight: Operator) -> tuple[Operator, ...]:
@@ -320,33 +316,23 @@ def streaming(
     elements: int,
     lowering: Lowering,
     role: Role | None = None,
-    module: Module = Module.NONE,
     name: str = "",
     masked: bool = True,
-    saved: float = 0.0,
-    saved_for_weight: float = 0.0,
+    **own: Unpack[Own],
 ) -> Step:
     """Build a memory-bound kernel and its backward kernel.
 
     `passes`: row of `PASSES`. `split`: of its work and of what it saves. `elements`: of the tensor
-    that `passes` counts. `role`: as `passes` has it by default. `module`, `name`: as of `Operator`;
-    the name is `passes` by default. `masked`: whether the mask of `passes` exists; false when
-    dropout is 0. `saved`, `saved_for_weight`: bytes kept besides the mask [B].
+    that `passes` counts. `role`: as `passes` has it by default. `name`: `passes` by default.
+    `masked`: whether the mask of `passes` exists; false when dropout is 0. `**own`: as of
+    `Operator`; what is saved is so besides the mask.
     """
     count = PASSES[passes]
     mask = float(MASK_BYTES * elements) if count.mask and masked else 0.0
     tensor = elements * lowering.activation_bytes
-    return moving(
-        role or count.role,
-        split,
-        (count.forward * tensor + mask, count.backward * tensor + mask),
-        kind=count.kind,
-        module=module,
-        name=name or passes,
-        saved=saved + mask,
-        saved_for_weight=saved_for_weight,
-        saved_split=split,
-    )
+    moved = count.forward * tensor + mask, count.backward * tensor + mask
+    own |= {"saved": own.get("saved", 0.0) + mask, "saved_split": split}
+    return moving(role or count.role, split, moved, kind=count.kind, name=name or passes, **own)
 
 
 def moving(
@@ -355,31 +341,14 @@ def moving(
     moved: tuple[float, float],
     *,
     kind: OperatorKind = OperatorKind.ELEMENTWISE,
-    module: Module = Module.NONE,
     name: str = "",
-    saved: float = 0.0,
-    saved_for_weight: float = 0.0,
-    saved_split: Split = Split.NONE,
+    **own: Unpack[Own],
 ) -> Step:
     """Build a memory-bound kernel and its backward from the bytes of each; the forward keeps."""
-    forward = make_elementwise(
-        role,
-        Phase.FORWARD,
-        moved=moved[0],
-        kind=kind,
-        module=module,
-        name=name,
-        split=split,
-        saved=saved,
-        saved_for_weight=saved_for_weight,
-        saved_split=saved_split,
-    )
-    backward = structs.replace(
-        forward,
-        phase=Phase.INPUT_GRADIENT,
-        bytes=float(moved[1]),
-        saved=0.0,
-        saved_for_weight=0.0,
-        saved_split=Split.NONE,
-    )
-    return Step(forward, (backward,))
+
+    def kernel(phase: Phase, size: float, **own: Unpack[Own]) -> Operator:
+        return make_elementwise(role, phase, moved=size, kind=kind, name=name, split=split, **own)
+
+    module = own.get("module", Module.NONE)
+    backward = kernel(Phase.INPUT_GRADIENT, moved[1], module=module)
+    return Step(kernel(Phase.FORWARD, moved[0], **own), (backward,))
