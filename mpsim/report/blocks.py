@@ -209,13 +209,6 @@ def setting_text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def at(data: object, key: str) -> Any:
-    """The value at a dotted key of nested mappings; None where there is none."""
-    for name in key.split("."):
-        data = data.get(name) if isinstance(data, Mapping) else None
-    return data
-
-
 def _short(column: NDArray[np.generic]) -> list[object]:
     """Numbers of a chart, rounded to what can be seen."""
     if column.ndim > 1:

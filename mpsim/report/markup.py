@@ -21,11 +21,12 @@ import numpy as np
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Lines
-from mpsim.report.blocks import at, chart_of
+from mpsim.report.blocks import chart_of
 from mpsim.report.lanes import unpacked
 from mpsim.report.pen import lanes_svg, legend, svg
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped, say
+from mpsim.study.rows import figure_of
 from mpsim.units import Dimension, format_quantity, percent
 
 Plain: TypeAlias = Mapping[str, Any]
@@ -99,8 +100,8 @@ def _figures(items: Sequence[Plain], summary: Plain) -> str:
 
 
 def _figure(item: Plain, summary: Plain) -> str:
-    value, unit = at(summary, item["key"]), item["unit"]
-    range_ = at(summary, item["range_key"])
+    value, unit = figure_of(summary, item["key"]), item["unit"]
+    range_ = figure_of(summary, item["range_key"])
     extent = note = ""
     if range_:
         low, high = (_written(each, unit) for each in range_)

@@ -9,11 +9,12 @@ import numpy as np
 from mpsim.plot.chart import Axis, Bars
 from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.plot.step import memory_bars, parts_of
-from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, at, figure
+from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, figure
 from mpsim.report.lanes import lives_of
 from mpsim.serving import ServiceResult
 from mpsim.serving.tally import ACCOUNT
 from mpsim.shipped import say
+from mpsim.study.rows import figure_of
 from mpsim.units import percent
 
 _LATENCIES = {
@@ -53,7 +54,7 @@ def _served(result: ServiceResult) -> str:
 def _headline(result: ServiceResult) -> Iterator[Block]:
     """The figures that a reader wants first, and how far to trust them."""
     summary, slo = result.summary, result.summary["slo"]
-    yield Figures([item for item in HEADLINE if at(summary, item.key) is not None])
+    yield Figures([item for item in HEADLINE if figure_of(summary, item.key) is not None])
     if summary["requests_within_slo"] is not None:
         verdict, mood = ("met", "good") if slo["met"] else ("missed", "warning")
         yield Note(

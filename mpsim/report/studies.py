@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +13,13 @@ from mpsim.formats.ledger import flat
 from mpsim.plot.chart import Axis, Bars, Chart
 from mpsim.plot.fronts import Point, design_charts, layouts_chart, lowest, services_chart
 from mpsim.plot.step import parts_of
-from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
+from mpsim.report.blocks import Block, Column, Note, Section, Table, setting_text
 from mpsim.report.choices import MOST, what_if
 from mpsim.result.words import Figures
 from mpsim.shipped import say
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.plan import changed
-from mpsim.study.rows import Row
+from mpsim.study.rows import Row, figure_of, times_of
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
@@ -118,19 +119,16 @@ def _sections(study: _Study) -> Iterator[Section]:
 
 def _parts(rows: Sequence[_Row]) -> Iterator[Bars]:
     """Where the time of the best steps goes; nothing of services."""
-    known = [row for row in rows if at(row.summary, "breakdown_s") and not row.reason][:_SHOWN]
-    parts = dict.fromkeys(part for row in known for part in at(row.summary, "breakdown_s"))
+    steps = (row for row in rows if figure_of(row.summary, "breakdown_s") and not row.reason)
+    known = list(itertools.islice(steps, _SHOWN))
+    times = [times_of(row.summary) for row in known]
+    parts = dict.fromkeys(part for each in times for part in each)
     if known:
         yield Bars(
             title="Parts of the step",
             alt=f"{len(known)} layouts, in the order of the table.",
             names=[f"{place}. {row.name}" for place, row in enumerate(known, start=1)],
-            parts=parts_of(
-                {
-                    part: [float(at(row.summary, f"breakdown_s.{part}") or 0.0) for row in known]
-                    for part in parts
-                }
-            ),
+            parts=parts_of({part: [each.get(part, 0.0) for each in times] for part in parts}),
             value=Axis("time", "s"),
         )
 
@@ -193,7 +191,7 @@ def _sweep(data: Figures) -> _Study:
     """A sweep: its rows as points, as a table and under sliders."""
     rows, keys = _read(Row, data["rows"]), list(map(str, data["keys"]))
     usable = [row for row in rows if row.summary is not None and not row.reason]
-    serves = any(at(row.summary, "job") == "serving" for row in rows)
+    serves = any(figure_of(row.summary, "job") == "serving" for row in rows)
     notes: list[Block] = []
     charts: list[Chart] = []
     if usable:

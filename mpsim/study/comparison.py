@@ -28,6 +28,7 @@ from mpsim.study.figures import (
     worded,
 )
 from mpsim.study.plan import Assumptions, plan_training
+from mpsim.study.rows import column_of, figure_of
 from mpsim.study.ties import Ratio, ratio_of
 from mpsim.units import percent
 
@@ -281,11 +282,8 @@ def _per_token(summary: Figures) -> dict[str, object]:
         raise ScenarioError(f"{summary['scenario']}: no token was generated: nothing to compare")
     token = summary["accelerators"] / rate
     shares, whole = summary["account_s"], summary["duration_s"]
-    latencies = {
-        f"{name}_{which}_s": (summary[f"{name}_s"] or {}).get(which)
-        for name in ("ttft", "tpot", "e2e")
-        for which in ("mean", "p99")
-    }
+    known = [f"{name}_s.{which}" for name in ("ttft", "tpot", "e2e") for which in ("mean", "p99")]
+    latencies = {column_of(name): figure_of(summary, name) for name in known}
     return {
         **summary,
         **latencies,

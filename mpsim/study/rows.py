@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from mpsim import structs
 from mpsim.errors import MpsimError
@@ -56,8 +56,7 @@ class Row:
 
     def number(self, column: str) -> float:
         """One figure of the summary as a float; NaN when there is none."""
-        value = figure_of(self.summary, column) if self.summary is not None else None
-        return float(value) if isinstance(value, int | float) else float("nan")
+        return number_of(self.summary, column)
 
     def __repr__(self) -> str:
         what = self.reason or f"{len(self.summary or {})} results"
@@ -70,20 +69,28 @@ class Row:
         summary = self.summary or {}
         columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
         figures = {column_of(name): figure_of(summary, name) for name in columns}
-        parts = summary.get("account_s" if self.serves else "breakdown_s")
-        times = (
-            {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
-        )
+        times = {f"{name}_s": part for name, part in times_of(summary).items()}
         warnings = "; ".join(self.warnings)
         return {**self.values, **figures, **times, "warnings": warnings, "reason": self.reason}
 
 
-def figure_of(summary: Mapping[str, object], name: str) -> object:
-    """A figure of a summary; after a dot one of a mapping in it."""
-    value: object = summary
+def figure_of(summary: object, name: str) -> Any:
+    """A figure of a summary; after a dot one of a mapping in it; None where there is none."""
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+        summary = summary.get(part) if isinstance(summary, Mapping) else None
+    return summary
+
+
+def number_of(summary: object, name: str) -> float:
+    """The same as a float; NaN where it is no number."""
+    value = figure_of(summary, name)
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def times_of(summary: object) -> dict[str, float]:
+    """Parts of the time of a step, or of a service's accelerators [s]; empty without a summary."""
+    serves = figure_of(summary, "job") == "serving"
+    return {**(figure_of(summary, "account_s" if serves else "breakdown_s") or {})}
 
 
 def column_of(name: str) -> str:
@@ -150,7 +157,7 @@ class Sweep(Shown, Tabular):
         """Usable row with most tokens/s an accelerator; of services one that keeps its limits."""
         usable = [row for row in self.rows if row.usable]
         if any(row.serves for row in usable):
-            kept = [row for row in usable if figure_of(row.summary or {}, "slo.met")]
+            kept = [row for row in usable if figure_of(row.summary, "slo.met")]
             figure = "output_tokens_per_s_per_accelerator"
             return max(kept, key=lambda row: row.number(figure), default=None)
         return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)

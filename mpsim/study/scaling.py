@@ -13,6 +13,7 @@ from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.study.figures import warned
+from mpsim.study.rows import number_of, times_of
 from mpsim.units import percent
 
 _FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
@@ -34,17 +35,13 @@ class Scaled:
 
     def figure(self, name: str) -> float:
         """A figure of the summary; NaN where it cannot run."""
-        value = (self.summary or {}).get(name)
-        return float(value) if isinstance(value, int | float) else float("nan")
+        return number_of(self.summary, name)
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the step by part; empty where it cannot run."""
-        parts = (self.summary or {}).get("breakdown_s")
-        if not isinstance(parts, Mapping):
-            return {}
         step = self.figure("step_time_s")
-        return {name: float(seconds) / step for name, seconds in parts.items()}
+        return {name: seconds / step for name, seconds in times_of(self.summary).items()}
 
 
 @structs.dataclass(frozen=True, slots=True, repr=False)

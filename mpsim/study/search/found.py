@@ -10,6 +10,7 @@ from mpsim import structs
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
+from mpsim.study.rows import figure_of, times_of
 from mpsim.study.search.given import ranked_by
 from mpsim.study.search.layouts import ALWAYS_SAID, AXES
 from mpsim.study.ties import ratio_between, selection
@@ -131,18 +132,11 @@ class Found:
 
     def flat(self) -> dict[str, object]:
         """Values and figures in one mapping, units in the names."""
-        summary = self.summary or {}
-        parts = summary.get("breakdown_s")
-        times = (
-            {f"{name}_s": seconds for name, seconds in parts.items()}
-            if isinstance(parts, dict)
-            else {}
-        )
         return {
             **self.values,
             **structs.named(self, *_OWN),
-            **{name: summary.get(name) for name in _OF_SUMMARY},
-            **times,
+            **{name: figure_of(self.summary, name) for name in _OF_SUMMARY},
+            **{f"{name}_s": seconds for name, seconds in times_of(self.summary).items()},
         }
 
 

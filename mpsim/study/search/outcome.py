@@ -17,6 +17,7 @@ from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped, say
+from mpsim.study.rows import times_of
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Decision, Switched, Switches
@@ -248,12 +249,11 @@ class Search(Outcome[Found]):
     @property
     def runner_up(self) -> dict[str, float]:
         """Parts of the step that the second takes longer for [s], the most first; or none."""
-        parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2]]
-        known = [part for part in parts if isinstance(part, Mapping)]
+        known = [parts for row in self.rows[:2] if (parts := times_of(row.summary))]
         if not known[1:]:
             return {}
         best, second = known
-        longer = {name: float(second.get(name, 0.0)) - float(best[name]) for name in best}
+        longer = {name: second.get(name, 0.0) - best[name] for name in best}
         return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
 
     def to_json(self) -> dict[str, object]:

@@ -9,6 +9,7 @@ from mpsim import structs
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.shipped import say
+from mpsim.study.rows import column_of, figure_of
 from mpsim.study.search.outcome import WORDS, Outcome, shown
 from mpsim.study.ties import front_of
 from mpsim.table import plural
@@ -98,11 +99,8 @@ class FoundService:
 
     def flat(self) -> dict[str, object]:
         """Values and figures in one mapping, units in the names."""
-        latencies = {
-            f"{name}_{which}_s": (self.summary[f"{name}_s"] or {}).get(which)
-            for name in ("ttft", "tpot")
-            for which in ("mean", "p99")
-        }
+        known = [f"{name}_s.{which}" for name in ("ttft", "tpot") for which in ("mean", "p99")]
+        latencies = {column_of(name): figure_of(self.summary, name) for name in known}
         names = (
             *("output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
             *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
