@@ -94,5 +94,5 @@ class Format:
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """Title of the format."""
         return str(FORMATS["read"][self.name]["title"])
