@@ -370,10 +370,9 @@ _TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace
 
 def _show_formats(name: str | None, *, as_json: bool) -> None:
     """Print every format, or that of a name, and both ways; FormatError if there is none."""
-    from mpsim.formats import WRITERS, source
+    from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named
 
-    words = source.FORMATS["read"]
     exports = [(item.name, item.title) for item in WRITERS] + [_TRACE]
     written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
     known = FORMATS if name is None else named(name) if _is_read(name) or not written else ()
@@ -382,8 +381,7 @@ def _show_formats(name: str | None, *, as_json: bool) -> None:
         for known in FORMATS
     }
     rows: list[tuple[str, str, str, str, list[str]]] = [
-        ("import", item.name, words[item.name]["gives"], item.title, also[item.name])
-        for item in known
+        ("import", item.name, item.gives, item.title, also[item.name]) for item in known
     ]
     rows += [("export", word, "", title, []) for word, title in written]
     if as_json:

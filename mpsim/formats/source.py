@@ -96,3 +96,8 @@ class Format:
     def title(self) -> str:
         """Title of the format."""
         return str(FORMATS["read"][self.name]["title"])
+
+    @property
+    def gives(self) -> str:
+        """Kind of what reading gives: ``points``, ``scenario``, ``timeline`` or ``recording``."""
+        return str(FORMATS["read"][self.name]["gives"])
