@@ -73,8 +73,8 @@ class _Study(NamedTuple):
     charts: Sequence[Chart]
     shows: str
     table: Table
-    rows: Sequence[_Row]
-    sliders: str
+    rows: Sequence[_Row] = ()  # simulated, or refused with a reason
+    sliders: str = ""
 
 
 def is_study(data: object) -> bool:
@@ -107,9 +107,8 @@ def study_page(data: Figures, *, number: int = 0) -> dict[str, Any]:
 def _sections(study: _Study) -> Iterator[Section]:
     done = [row for row in study.rows if row.summary is not None]
     yield Section("headline", "Headline", study.lead, study.notes)
-    yield Section(
-        "best", study.table.title, study.shows, [*study.charts, study.table] if study.rows else []
-    )
+    best = [*study.charts, study.table] if study.table.rows else []
+    yield Section("best", study.table.title, study.shows, best)
     yield Section("time", "Where the time goes", "Why the best are the best.", list(_parts(done)))
     if done and 1 < len(study.rows) <= MOST:
         rows = [row for row in study.rows if row.summary is not None or row.reason]
@@ -250,34 +249,29 @@ def _design(data: Figures) -> _Study:
         Column("cost", "USD" if trains else "USD/h"),
         *(Column("capital", "USD"), Column("at the meter", "W"), Column("layouts, or why not")),
     )
-    rows = [_Row(changed(row["values"]), row["values"], row, None) for row in data["rows"]]
     return _Study(
         "design",
-        f"{len(rows):,} clusters, each with the best layout of its own.",
-        f"{len(rows):,} clusters and {data['ruled_out']:,} ruled out by a bound.",
+        f"{len(cells):,} clusters, each with the best layout of its own.",
+        f"{len(cells):,} clusters and {data['ruled_out']:,} ruled out by a bound.",
         notes,
         design_charts(data),
         "What each costs, what flips the choice, and what upgrades buy.",
-        Table("Clusters", columns, cells, folded=len(rows) > _SHOWN),
-        rows,
-        "",
+        Table("Clusters", columns, cells, folded=len(cells) > _SHOWN),
     )
 
 
 def _explained(data: Figures) -> _Study:
     """Causes of a recorded step."""
     longer = data["measured_s"] - data["predicted_s"]
-    named = [(each["cause"].replace("_", " "), each["seconds"], each) for each in data["causes"]]
-    every = [*named, ("unexplained", data["unexplained_s"], {})]
+    rest = {"cause": "unexplained", "seconds": data["unexplained_s"]}
     cells = [
         [
-            word,
-            seconds,
+            each["cause"].replace("_", " "),
+            each["seconds"],
             ", ".join(map(str, each.get("ranks", ()))),
-            each.get("evidence", ""),
-            each.get("mend", ""),
+            *(each.get(key, "") for key in ("evidence", "mend")),
         ]
-        for word, seconds, each in every
+        for each in (*data["causes"], rest)
     ]
     columns = (
         Column("cause"),
@@ -292,8 +286,6 @@ def _explained(data: Figures) -> _Study:
         [],
         "Causes add up to measured minus predicted; the rest is unexplained.",
         Table("Causes", columns, cells),
-        [_Row(word, {}, {}, None) for word, _, _ in every],
-        "",
     )
 
 
