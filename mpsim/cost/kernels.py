@@ -50,7 +50,8 @@ _EAGER_KINDS = (
 )
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
 _ROWS = "fp8_rowwise"
-_NARROW = ("fp8", _ROWS, "fp8_block", "mxfp8", "fp4", "nvfp4")
+_TENSORS = ("fp8", _ROWS)  # without scales of blocks
+_NARROW = (*_TENSORS, "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
 _RELATIVES = {"mxfp8": ("fp8_block", "fp8"), "fp8_block": ("fp8",), "nvfp4": ("fp8",)}
 _HALF = ("bf16", "fp16")
@@ -125,23 +126,23 @@ class KernelModel:
         self.eager_factor = eager_factor
         self.ledger = Ledger()
         self._use, self._note = self.ledger.use, self.ledger.note
-        measured = accelerator.calibration
-        self._rules = calibrated_groups("kernels", measured)
+        chip = accelerator.kind, accelerator.family, accelerator.calibration
+        self._rules = calibrated_groups("kernels", accelerator.calibration)
         roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
         self._wide_roles = roles - {Role.LOGITS} if narrow_head else roles
         self._hot = clocks == "sustained"
         self._board, self._draw = Board(accelerator, use=self._use), self._rules["hot.blackwell"]
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
-        wide = _WIDE if precision in _NARROW else precision
+        self._wide = _WIDE if precision in _NARROW else precision
+        self._products = choose_group("kernels", "gemm", *chip)
         self._gemm = {
             kind: (self._peak(kind), self._gemm_constants(kind))
-            for kind in dict.fromkeys((precision, wide))
+            for kind in dict.fromkeys((precision, self._wide))
         }
-        self._wide = wide
         self._attention = AttentionModel(
             accelerator,
             attention_kernel,
-            wide,
+            self._wide,
             hot=self._hot,
             level=self._level,
             few_heads=few_heads,
@@ -150,9 +151,7 @@ class KernelModel:
         waves = self._rules.get(f"waves.{accelerator.family}")
         self._waves = waves if waves and waves.matches(accelerator.kind) else None
         self._casting = casting(precision, accelerator, self._use)
-        self._tiles = choose_group(
-            "kernels", "occupancy", accelerator.kind, accelerator.family, measured
-        )
+        self._tiles = choose_group("kernels", "occupancy", *chip)
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen = _answers(
@@ -271,10 +270,9 @@ class KernelModel:
         return peak
 
     def _gemm_constants(self, precision: str) -> GemmConstants:
-        chip = self.accelerator
-        group = choose_group("kernels", "gemm", chip.kind, chip.family, chip.calibration)
-        shape = {leaf: self._use(group, leaf) for leaf in ("memory_fraction", "launch", "knee")}
-        fraction = self._compute_fraction(group, precision)
+        leaves = "memory_fraction", "launch", "knee"
+        shape = {leaf: self._use(self._products, leaf) for leaf in leaves}
+        fraction = self._compute_fraction(self._products, precision)
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
 
     def _compute_fraction(self, group: ConstantGroup, precision: str) -> float:
@@ -346,8 +344,8 @@ class KernelModel:
         times = self._group_seconds((m, n, k, batch, moved), ragged)
         rules = self._rules["gemm_rules"]
         slower = 1.0 if ragged.all() else self._use(rules, "grouped_weight_gradient")
-        result: Floats = times * np.where(ragged, 1.0, slower) * self._edges(operators)
-        return result
+        factors = np.where(ragged, 1.0, slower) * self._edges(operators)
+        return times * factors * self._promotion(operators)
 
     def _group_seconds(self, shape: _Shapes, ragged: ArrayLike, *, knee: float = 0.0) -> Floats:
         """Time of grouped products; a knee of its own cuts tiles where experts have few rows."""
@@ -392,13 +390,17 @@ class KernelModel:
     def _gemm_factors(self, operators: Sequence[Operator]) -> Floats:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])
         odd = np.array([self._is_odd(o) for o in operators])
-        slower = (
-            self._use(self._rules["gemm_rules"], Phase.WEIGHT_GRADIENT.value)
-            if weight.any()
-            else 1.0
-        )
+        rules = self._rules["gemm_rules"]
+        slower = self._use(rules, Phase.WEIGHT_GRADIENT.value) if weight.any() else 1.0
         misaligned = self._off_matrix_units() if odd.any() else 1.0
-        return np.where(weight, slower, 1) * np.where(odd, misaligned, 1)
+        factors = np.where(weight, slower, 1) * np.where(odd, misaligned, 1)
+        return factors * self._promotion(operators)
+
+    def _promotion(self, operators: Sequence[Operator]) -> Floats:
+        """How much longer products of gradients in fp8 take: sums are promoted on their way."""
+        late = [o.phase is not Phase.FORWARD and self._format_of(o) in _TENSORS for o in operators]
+        slows = any(late) and "fp8_gradients" in self._products
+        return np.where(late, self._use(self._products, "fp8_gradients") if slows else 1.0, 1.0)
 
     def _is_odd(self, o: Operator) -> bool:
         """Whether matrices of a batched product begin where matrix units cannot load them."""
@@ -450,10 +452,8 @@ class KernelModel:
         (moved,) = _columns(operators, "bytes")
         if self.accelerator.calibration is None:
             return self._stream_seconds(operators[0].kind, moved)
-        times = np.empty(len(operators))
-        for row, operator in enumerate(operators):
-            times[row] = self._stream_seconds(operator.kind, moved[row], operator)
-        return times
+        alone = zip(operators, moved, strict=True)
+        return np.array([self._stream_seconds(o.kind, own, o) for o, own in alone])
 
     def _scans(self, operators: Sequence[Operator]) -> Floats:
         """Time of scans, whose products are small: bound by a share of the peak or memory [s]."""

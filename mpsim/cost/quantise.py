@@ -75,17 +75,14 @@ def casting(
     narrow = "nvfp4" if precision == "fp4" else precision
     group = constant_groups("kernels")[f"quantise.{narrow}"]
     copies = choose_group("kernels", "transpose", accelerator.kind, accelerator.family)
+    leaf = "copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"
     late = use(group, "late_passes") if "late_passes" in group else 0.0
     return Casting(
         element_bytes=use(group, "element_bytes"),
         passes=use(group, "training_passes"),
-        copies=1.0 if late else use(copies, _copies_of(narrow)),
+        copies=1.0 if late else use(copies, leaf),
         late_passes=late,
     )
-
-
-def _copies_of(narrow: str) -> str:
-    return "copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"
 
 
 def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) -> float:

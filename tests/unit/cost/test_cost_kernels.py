@@ -73,6 +73,23 @@ def test_weight_gradients_take_four_percent_longer() -> None:
     assert time(gradient) / time(forward) == pytest.approx(1.04)
 
 
+@pytest.mark.parametrize("precision", ["fp8", "fp8_rowwise"])
+def test_hopper_promotes_sums_of_gradients_in_fp8_and_no_others(precision: str) -> None:
+    """Fast accumulation is for the forward alone; the head stays wide, and Blackwell has full sums at its full rate."""
+    for phase, layout in ((Phase.INPUT_GRADIENT, 1.0), (Phase.WEIGHT_GRADIENT, 1.04)):
+        for chip, narrow, role, slower in (
+            ("h100-sxm", precision, Role.UP, 1.085),
+            ("h200-sxm", precision, Role.UP, 1.085),
+            ("h100-sxm", precision, Role.LOGITS, 1.0),
+            ("h100-sxm", "fp8_block", Role.UP, 1.0),
+            ("h100-sxm", "bf16", Role.UP, 1.0),
+            ("b200-sxm", "fp8", Role.UP, 1.0),
+        ):
+            forward, gradient = (product(phase=each, role=role) for each in (Phase.FORWARD, phase))
+            longer = time(gradient, chip, narrow) / time(forward, chip, narrow)
+            assert longer == pytest.approx(slower * layout), (chip, narrow, role, phase)
+
+
 @pytest.mark.parametrize(
     ("phase", "again"),
     [

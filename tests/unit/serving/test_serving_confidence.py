@@ -142,7 +142,7 @@ def test_a_stream_that_ends_before_the_service_is_full_is_not_steady():
     scenario = mpsim.load("scenarios/serving/llama3-70b-h100.yaml")
     found = mpsim.simulate(scenario.with_values({"serving.workload.rate": 19.17})).summary
     assert not found["steady_state"]["reached"]
-    assert "about 3,200 requests show" in found["steady_state"]["reason"]
+    assert "about 3,000 requests show" in found["steady_state"]["reason"]
 
 
 def test_a_growing_number_of_requests_in_the_service_is_not_steady():
