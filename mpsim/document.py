@@ -20,7 +20,7 @@ import yaml
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_bytes, shown
-from mpsim.scalars import resolve
+from mpsim.shipped import resolve
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48

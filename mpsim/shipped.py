@@ -1,6 +1,6 @@
-"""YAML files that ship with mpsim: plain data, read quickly and once.
+"""YAML files that ship with mpsim: plain data, read quickly and once; and what plain scalars mean.
 
-libyaml composes them where it is built in, and `mpsim.scalars` types them, so that they mean what
+libyaml composes them where it is built in, and `resolve` types them, so that they mean what
 `mpsim.document` would have read (tested). What a file means is kept beside compiled modules, as
 Python keeps those: while the file and what reads it are the same, and where Python may write.
 """
@@ -8,17 +8,16 @@ Python keeps those: while the file and what reads it are the same, and where Pyt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.machinery import SourceFileLoader
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from mpsim import scalars
 from mpsim.memo import remembered
-from mpsim.scalars import resolve
 
 if TYPE_CHECKING:
     import yaml
@@ -52,13 +51,7 @@ class _Kept(SourceFileLoader):
     def path_stats(self, path: Any) -> Mapping[str, Any]:
         """Time and size that have to be the same: a new reader reads anew."""
         known = super().path_stats(path)
-        return {**known, "mtime": max(known["mtime"], _read_since())}
-
-
-@remembered(1)
-def _read_since() -> float:
-    """When what reads files was last changed."""
-    return max(Path(file).stat().st_mtime for file in (__file__, scalars.__file__))
+        return {**known, "mtime": max(known["mtime"], Path(__file__).stat().st_mtime)}
 
 
 @remembered(64)
@@ -122,3 +115,41 @@ def _data(node: Any) -> Any:
         else:  # one mapping: of several it fails
             data = _data(value) | data
     return data
+
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+MAX_DIGITS: Final = 400  # of one number; a double has 309 before its point
+_INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_BASED = re.compile(r"0(?:x[0-9a-fA-F]+|o[0-7]+)")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NUMERIC = frozenset("0123456789.+-")  # what a number can begin with
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_WORDS: Mapping[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+
+def resolve(text: str) -> Scalar:
+    """The value of a plain scalar (core schema of YAML 1.2): null, truth, number, else its text.
+
+    Examples
+    --------
+    >>> resolve("1e9"), resolve("on"), resolve("~")
+    (1000000000.0, 'on', None)
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in _NUMERIC or len(text) > MAX_DIGITS:
+        return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text[2:], 16 if text[1] == "x" else 8)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import typer
 
 if TYPE_CHECKING:
-    from mpsim.description import Description
+    from mpsim.nouns import Description
 
 
 def templates(incomplete: str) -> list[tuple[str, str]]:

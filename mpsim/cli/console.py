@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mpsim.accessors import Drawn
 from mpsim.errors import ScenarioError
 from mpsim.output import printable
-from mpsim.sheet import Sheet
-from mpsim.table import RULE, WIDTH, lay_out
+from mpsim.table import RULE, WIDTH, Sheet, lay_out
 
 if TYPE_CHECKING:
     from mpsim.study import Search, Sweep

@@ -13,15 +13,15 @@ from mpsim import structs
 from mpsim.cli.complete import HEEDED, KERNEL, Catalog, catalogs, entries, shelf
 from mpsim.cli.console import print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, given, quantity, wrong
-from mpsim.description import Figure
 from mpsim.errors import CalibrationError, FormatError, ScheduleError, WorkloadError, nearest
+from mpsim.nouns import Figure
 from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
     from mpsim.cost.questions import Answer
-    from mpsim.description import Description
     from mpsim.hardware import Cluster
     from mpsim.hardware.inventory import Inventory
+    from mpsim.nouns import Description
 
 
 FIGURES = ("figure", "measured", "95 %", "otherwise", "unit")

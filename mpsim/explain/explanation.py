@@ -27,7 +27,7 @@ from mpsim.formats.recorded_step import (
 from mpsim.formats.spans import Spans
 from mpsim.formats.training_log import read_log
 from mpsim.result import Result
-from mpsim.sheet import Section, Sheet, Shown
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
 Progress = Callable[[int, int], None]

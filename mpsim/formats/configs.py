@@ -15,8 +15,7 @@ from typing import Any, Final
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.source import Head
 from mpsim.inputs import DEEPEST, parse_json
-from mpsim.scalars import resolve
-from mpsim.shipped import say
+from mpsim.shipped import resolve, say
 
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""

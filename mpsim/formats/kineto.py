@@ -31,8 +31,7 @@ from mpsim.errors import CalibrationError
 from mpsim.formats import imported, spans
 from mpsim.formats.source import Format, Head, Options, open_text
 from mpsim.formats.words import DATA, table
-from mpsim.inputs import LINE, LINES, shown
-from mpsim.record import MOST
+from mpsim.inputs import LINE, LINES, MOST, shown
 from mpsim.shipped import say
 from mpsim.workload import gemm_flops
 

@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Points, collective_name, collective_point
 from mpsim.formats.source import Format, Head, Options, read_text
-from mpsim.inputs import shown
-from mpsim.record import Record
+from mpsim.inputs import Record, shown
 from mpsim.shipped import say
 
 _MICRO = 1e-6

@@ -4,12 +4,11 @@ import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 
-from mpsim import structs
-from mpsim.description import Description, Figure
+from mpsim import nouns, structs
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework import behaviour
 from mpsim.memo import remembered
-from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, hints, markers, read
+from mpsim.nouns import Description, Figure, MistakenError, Plain, Quantity, Scalar
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
@@ -143,7 +142,7 @@ AREAS: Mapping[str, str] = read_shipped("mpsim.framework.data", "areas.yaml")
 @remembered(1)
 def _groups() -> Mapping[str, type]:
     """Class of each area, and of what a preset says of itself."""
-    return hints(Framework)
+    return nouns.hints(Framework)
 
 
 @remembered(1)
@@ -156,7 +155,7 @@ def _areas() -> Mapping[str, str]:
 def mark_of(field: str) -> Quantity | Plain | None:
     """How the number of a field is written: with a unit, or plain; None where it is none."""
     area = _areas().get(field)
-    marks = markers(_groups()[area])[field] if area else ()
+    marks = nouns.markers(_groups()[area])[field] if area else ()
     return marks[-1] if marks else None
 
 
@@ -179,7 +178,7 @@ def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Fra
         area = areas[field]
         (groups[area] if area else own)[field] = value
     try:
-        framework = read(Framework, {**own, **groups})
+        framework = nouns.read(Framework, {**own, **groups})
     except MistakenError as error:
         problems += _problems(error, key)
     if problems:

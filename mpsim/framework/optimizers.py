@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim import structs
-from mpsim.description import Description, describe_fields
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import OptimizerBehaviour
+from mpsim.nouns import Description, describe_fields
 from mpsim.shipped import read_shipped
 
 _MOMENTS = 8.0  # B of Adam's two in float32; a preset with fewer has both in what it states

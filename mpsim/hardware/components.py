@@ -9,9 +9,9 @@ import types
 from collections.abc import Mapping
 
 from mpsim import nouns, structs
-from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
+from mpsim.nouns import Description, describe_fields
 from mpsim.shipped import say
 from mpsim.units import Dimension, format_quantity
 

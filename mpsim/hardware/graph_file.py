@@ -12,9 +12,8 @@ from typing import Final, TypeAlias
 import networkx as nx
 
 from mpsim.errors import HardwareError, UnitError
-from mpsim.inputs import parse_json, read_text
+from mpsim.inputs import Record, parse_json, read_text
 from mpsim.memo import remembered
-from mpsim.record import Record
 from mpsim.units import Dimension, parse_quantity
 
 Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]

@@ -17,7 +17,7 @@ from mpsim.engine.traffic import Traffic
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
 from mpsim.program.links import Links
-from mpsim.sheet import Section, Sheet, Shown
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 
 _SHOWN = 12  # links

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.arrays import Floats
-from mpsim.sheet import Section, Sheet, Shown
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 
 

@@ -25,7 +25,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.balance import unruly_split
 from mpsim.scenario.settled import homeless, other_attention
 from mpsim.scenario.unused import unused
-from mpsim.sheet import Sheet, Shown
+from mpsim.table import Sheet, Shown
 
 if TYPE_CHECKING:  # imported by those who ask for it
     from mpsim.engine.kernels import KernelTimes

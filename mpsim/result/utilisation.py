@@ -15,7 +15,7 @@ from mpsim.hardware import Cluster
 from mpsim.program import SEND, TICK, Program
 from mpsim.result.communication import kernel_share
 from mpsim.result.intervals import busy_ticks
-from mpsim.sheet import Section, Sheet, Shown
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 
 

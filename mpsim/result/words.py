@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from mpsim.sheet import Section, Sheet
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
 Figures: TypeAlias = Mapping[str, Any]

@@ -22,8 +22,8 @@ from mpsim.scenario.resolved import digest_of, resolved_data
 from mpsim.scenario.sections import factors, points
 from mpsim.scenario.settled import settle
 from mpsim.scenario.written import Written, framework_of, in_order
-from mpsim.sheet import Section as Part
-from mpsim.sheet import Sheet, Shown
+from mpsim.table import Section as Part
+from mpsim.table import Sheet, Shown
 
 if TYPE_CHECKING:
     from mpsim.scenario.serving import Serving

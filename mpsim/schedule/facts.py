@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY
 
 from mpsim import structs
-from mpsim.description import Description, Figure
 from mpsim.errors import ScheduleError
 from mpsim.memo import remembered
+from mpsim.nouns import Description, Figure
 from mpsim.schedule.orders import Orders
 
 _COMMON = ("pp", "microbatches", "virtual_stages")

@@ -26,7 +26,7 @@ from mpsim.serving.stream import Stream
 from mpsim.serving.summary import figures_of
 from mpsim.serving.tally import Folded, Tally, tally_of
 from mpsim.serving.words import service_sheet
-from mpsim.sheet import Sheet
+from mpsim.table import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import inputs
 from mpsim.errors import Problem, ScenarioError
-from mpsim.inputs import CELLS, RECORDING, open_text, parse_json, read_cells, read_lines, refusal
-from mpsim.record import Record
+from mpsim.inputs import Record, open_text, parse_json, read_cells, read_lines, refusal
 from mpsim.serving.requests import Requests
 
 _LONGEST = 100_000_000  # tokens of a request: more is a slip
@@ -76,8 +76,8 @@ def read_trace(path: Path) -> Requests:
             late = "arrives before the request above it; needed ascending times"
             problems.append(_problem(path, number, late))
         latest, units = row.arrival, units + len(row.hashes)
-        if units > CELLS:
-            reason = f"over {CELLS:,} hash_ids so far; needed {_NEEDED} with fewer: split it"
+        if units > inputs.CELLS:
+            reason = f"over {inputs.CELLS:,} hash_ids so far; needed {_NEEDED} with fewer: split it"
             raise refusal(ScenarioError, path, reason, number)
         if row.output > 0:
             arrival.append(row.arrival)
@@ -105,7 +105,7 @@ def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
         if first.startswith("{"):
             yield from _mooncake(path, itertools.chain((first,), lines), problems)
             return
-    records = read_cells(path, needed=_NEEDED, error=ScenarioError, largest=RECORDING)
+    records = read_cells(path, needed=_NEEDED, error=ScenarioError, largest=inputs.RECORDING)
     _, names = next(records, (1, []))
     known_columns = (c for c in _FORMATS if {c.arrival, c.prompt, c.output} <= set(names))
     if (columns := next(known_columns, None)) is None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from mpsim.result.words import Figures, shares, told
 from mpsim.serving.engines import engine
-from mpsim.sheet import Section, Sheet
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
 _PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}

@@ -13,7 +13,6 @@ from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
 from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
 from mpsim.study.facility import Facility
 from mpsim.study.figures import (
@@ -30,6 +29,7 @@ from mpsim.study.figures import (
 from mpsim.study.plan import Assumptions, plan_training
 from mpsim.study.rows import column_of, figure_of
 from mpsim.study.ties import Ratio, ratio_of
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 
 if TYPE_CHECKING:

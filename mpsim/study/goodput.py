@@ -21,7 +21,6 @@ from mpsim.accessors import Drawable, chart
 from mpsim.arrays import Floats, Ints
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
 from mpsim.study.reliability import (
     Checkpoint,
@@ -31,7 +30,7 @@ from mpsim.study.reliability import (
     usual_interval,
     young_interval,
 )
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.units import Dimension, format_quantity, percent
 
 PARTS = ("progress", "checkpoints", "lost work", "restarts", "waiting for nodes")

@@ -18,7 +18,6 @@ from mpsim.result import Result
 from mpsim.result.residuals import Interval, Setting
 from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped, say
 from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility, Rate, check_rates, mean_rate
@@ -32,7 +31,7 @@ from mpsim.study.reliability import (
 )
 from mpsim.study.ties import front_of
 from mpsim.study.usual import GUESSED, usual
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.training.intervals import residuals_of, told
 from mpsim.units import percent
 

@@ -11,9 +11,9 @@ from mpsim import structs
 from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep, timed_actions
 from mpsim.result import Result
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.comparison import Difference, differences, most_of
 from mpsim.study.figures import part_text, share_text
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 
 

@@ -12,12 +12,11 @@ from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.result.words import odds_words
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped
 from mpsim.study.figures import worded
 from mpsim.study.journal import Journal
 from mpsim.study.ties import tie
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.units import percent
 
 _AT_METER = "meter_energy_j_per_token"

@@ -9,11 +9,11 @@ from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
 from mpsim.simulate import simulate_step
 from mpsim.study.figures import warned
 from mpsim.study.rows import number_of, times_of
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 
 _FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")

@@ -27,9 +27,9 @@ from mpsim.hardware import Cluster, Node
 from mpsim.parallel import GroupShape
 from mpsim.program import TICK
 from mpsim.result import Result
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.together import Graphs
+from mpsim.table import Section, Sheet, Shown
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity

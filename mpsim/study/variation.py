@@ -32,7 +32,6 @@ from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.checks import absent_parts
 from mpsim.scenario.sections import Variation
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
 from mpsim.study.draws import (
@@ -46,7 +45,7 @@ from mpsim.study.draws import (
     sigma_of,
 )
 from mpsim.study.figures import part_text
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.training.vocabulary import PARTS
 
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated

@@ -13,8 +13,8 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
 _DIMENSIONS = {"s": Dimension.TIME, "B": Dimension.BYTES}

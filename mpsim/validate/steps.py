@@ -19,9 +19,9 @@ from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
 from mpsim.measured.sources import quietest
 from mpsim.result import Result
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import say
 from mpsim.simulate import simulate_step
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 from mpsim.validate.actions import (
     PARTS,

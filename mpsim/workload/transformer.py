@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from mpsim import structs
-from mpsim.description import Description, Figure, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
+from mpsim.nouns import Description, Figure, describe_fields
 from mpsim.shipped import say
 from mpsim.workload import sizes
 from mpsim.workload.experts import Experts, LatentAttention

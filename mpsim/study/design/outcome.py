@@ -13,12 +13,11 @@ from mpsim.accessors import Drawable, chart
 from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import HALF_WIDTH, Interval
 from mpsim.scenario.design import DesignChoice
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.design.option import Option, beats
 from mpsim.study.journal import Entry
 from mpsim.study.search.outcome import shown
 from mpsim.study.ties import front_of
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.units import Dimension, format_quantity, percent
 
 _MOST = 10  # lines of the front

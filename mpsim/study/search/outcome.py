@@ -15,14 +15,13 @@ from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped, say
 from mpsim.study.rows import times_of
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Decision, Switched, Switches
 from mpsim.study.ties import front_of
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.units import Dimension, format_quantity, percent
 
 OBJECTIVES = ("time", "cost")

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim import structs
 from mpsim.result.words import Figures
-from mpsim.sheet import Section, Sheet
 from mpsim.shipped import say
 from mpsim.study.rows import column_of, figure_of
 from mpsim.study.search.outcome import WORDS, Outcome, shown
 from mpsim.study.ties import front_of
-from mpsim.table import plural
+from mpsim.table import Section, Sheet, plural
 from mpsim.units import percent
 
 FEWEST = ("gpus", "cost")

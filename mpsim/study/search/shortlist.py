@@ -21,11 +21,11 @@ from mpsim.inputs import read_bytes
 from mpsim.output import safe_name, write_whole
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
-from mpsim.sheet import Section, Sheet, Shown
 from mpsim.shipped import read_shipped, say
 from mpsim.study.search.belief import Belief, Ran
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import Search
+from mpsim.table import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
 STEPS = 20  # steps of a launch

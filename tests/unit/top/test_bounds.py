@@ -67,7 +67,6 @@ def test_values_that_are_held_are_counted(name, tmp_path, monkeypatch):
     """Cells of a table and of a schedule, and blocks of a trace's prompts, stay in memory."""
     read, head, line = READERS[name]
     monkeypatch.setattr(inputs, "CELLS", 6)
-    monkeypatch.setattr("mpsim.serving.traces.CELLS", 6)
     path = tmp_path / "wide.csv"
     path.write_text(head + line * 4)
     with pytest.raises(MpsimError, match=r"wide.csv:4: .*over 6 .* so far; needed .* split it"):

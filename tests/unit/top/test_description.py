@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from mpsim import framework, hardware, workload
-from mpsim.description import describe_fields
-from mpsim.nouns import Bandwidth
+from mpsim.nouns import Bandwidth, describe_fields
 from mpsim.schedule import schedule
 
 NOUNS = [

@@ -13,8 +13,15 @@ import pytest
 
 import mpsim
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
-from mpsim.inputs import open_input, open_regular, open_text, parse_json, read_bytes, read_text
-from mpsim.record import Record
+from mpsim.inputs import (
+    Record,
+    open_input,
+    open_regular,
+    open_text,
+    parse_json,
+    read_bytes,
+    read_text,
+)
 
 ROOT = Path(mpsim.__file__).parent
 OPENERS = {

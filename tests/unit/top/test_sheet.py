@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
 from mpsim.scenario.sections import Variation
-from mpsim.sheet import BRIEF, Section, Sheet, Shown
 from mpsim.study import simulate_variation
 from mpsim.study.goodput import simulate_goodput
 from mpsim.study.plan import plan
 from mpsim.study.reliability import Checkpoint, Reliability
 from mpsim.study.scaling import scale
+from mpsim.table import BRIEF, Section, Sheet, Shown
 
 MOST = 3000  # characters of any representation
 TEXTS = st.text("ab <>&\"'01%.,", min_size=1, max_size=40)

@@ -44,9 +44,11 @@ def _outcome(ask):
         return type(error), str(error)
 
 
+@pytest.mark.parametrize("calls", [0, 99])
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_a_class_is_as_the_standard_library_makes_it(options):
-    """Signature, fields, text, comparison, hash, copies and refusals."""
+def test_a_class_is_as_the_standard_library_makes_it(options, calls, monkeypatch):
+    """Signature, fields, text, comparison, hash, copies and refusals; compiled at once or never."""
+    monkeypatch.setattr(structs, "_FEW", calls)
     told = []
     for module in (structs, standard):
         cls = _made(module, options)
@@ -92,9 +94,23 @@ def test_a_derived_class_sets_and_pickles_all_fields():
     assert pickle.loads(pickle.dumps(Derived(1))) == Derived(1, 2) != Base(1)
 
 
-def test_a_class_is_compiled_when_it_is_first_made():
+@pytest.mark.parametrize("ask", [inspect.signature, lambda cls: [cls(x) for x in range(99)]])
+def test_a_class_is_compiled_when_it_is_made_often(ask):
     """Or when somebody asks what it takes."""
     cls = _made(structs, {"frozen": True, "slots": True})
-    before = inspect.isfunction(cls.__dict__["__init__"])
-    inspect.signature(cls)
-    assert [before, inspect.isfunction(cls.__dict__["__init__"])] == [False, True]
+    before = cls(1), inspect.isfunction(cls.__dict__["__init__"])
+    ask(cls)
+    assert [before[1], inspect.isfunction(cls.__dict__["__init__"])] == [False, True]
+
+
+@pytest.mark.parametrize("calls", [0, 99])
+@pytest.mark.parametrize(("given", "named"), [((1, 2, [], 4), {}), ((1,), {"x": 1}), ((), {})])
+def test_wrong_arguments_are_refused_in_the_words_of_python(given, named, calls, monkeypatch):
+    """Too many, one twice, one missing: the same of the first object and of the hundredth."""
+    monkeypatch.setattr(structs, "_FEW", calls)
+    told = []
+    for module in (structs, standard):
+        cls = _made(module, {"frozen": True, "slots": True})
+        told.append(_outcome(lambda cls=cls: cls(*given, **named)))
+    assert told[0] == told[1]
+    assert told[0][0] is TypeError
