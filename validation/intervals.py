@@ -134,7 +134,7 @@ START = {
             "arrival": (0.05,),
             "doubling": 0.02,
         }
-        for name, noise in (("ttft", 0.2), ("tpot", 0.1), ("e2e", 0.1), ("throughput", 0.1))
+        for name, noise in (("ttft", 0.2), ("tpot", 0.1), ("throughput", 0.1))
     },
 }
 TRAINING = ("step", "step-experts", "memory")
@@ -221,16 +221,35 @@ def predicted(names: Sequence[str] = TABLES) -> list[Residual]:
                 if name in ("published-runs", "memory-runs")
                 else row
             )
+            records = files.predict_row(kind, blind)
             found += [
                 _residual(
                     record,
                     _group(row.configuration, shown.get(record.id, record.family)),
                     row.configuration,
                 )
-                for record in files.predict_row(kind, blind)
+                for record in [*records, *_whole_requests(records, row.configuration)]
                 if record.figure and record.setting and record.error is not None
             ]
     return found
+
+
+def _whole_requests(records: Sequence[Record], cells: Cells) -> Iterator[Record]:
+    """E2E of a row that says TTFT and TPOT instead, as measured and as predicted."""
+    named = {record.id.rpartition("#")[2]: record for record in records}
+    first, token, count = named.get("ttft"), named.get("tpot"), cells.whole("output_tokens")
+    if "e2e" in named or not (first and token and count and first.setting):
+        return
+    sums = {
+        name: getattr(first, name) + (count - 1) * getattr(token, name)
+        for name in ("measured", "predicted")
+        if getattr(first, name) and getattr(token, name)
+    }
+    if len(sums) == 2:
+        share = (first.predicted or 0.0) / sums["predicted"]
+        setting = dataclasses.replace(first.setting, shares={"ttft": share, "tpot": 1.0 - share})
+        name = f"{first.id.rpartition('#')[0]}#e2e"
+        yield dataclasses.replace(first, id=name, figure="e2e", setting=setting, **sums)
 
 
 def _group(cells: Cells, family: str) -> str:
@@ -599,6 +618,25 @@ class Differences(NamedTuple):
             yield kind, half, len(mine), len({pair.family for pair, _ in mine}), share
 
 
+def whole_requests(rows: Sequence[Residual], fitted: Mapping[str, Fitted]) -> Fitted:
+    """E2E beside the fits of its parts, whose intervals without its family, by share, add in squares: as `mpsim.serving.confidence.request_interval` has it."""
+    squares = np.zeros((len(rows), 2))
+    for figure in ("ttft", "tpot"):
+        one = fitted[figure]
+        mine = [dataclasses.replace(row, figure=figure) for row in rows]
+        fit = Fit(figure, [*one.fit.rows, *mine])
+        alone = {row.family for row in rows} - {*one.fit.family.tolist()}
+        spread = np.sqrt(fit.variances(one.sigmas, sorted(alone))[:, -len(rows) :])
+        logs = -spread.T * one.quantiles[::-1]
+        known = {row.id: place for place, row in enumerate(one.fit.rows)}
+        for place, row in enumerate(rows):  # the part of the same row, where it was measured
+            if (other := known.get(row.id.replace("#e2e", f"#{figure}"))) is not None:
+                logs[place] = np.log(one.ends[other])
+        squares += (np.array([row.setting.shares[figure] for row in rows])[:, None] * logs) ** 2
+    ends = np.exp(np.sqrt(squares) * [-1.0, 1.0])
+    return Fitted(Fit("tpot", rows), one.sigmas, one.quantiles, ends)
+
+
 def differences(rows: Sequence[Residual]) -> dict[str, Differences]:
     """Those of dense models, and of experts, which borrow the kinds that nobody measured on them."""
     dense = Differences.of([row for row in rows if row.figure == "step"], {})
@@ -726,7 +764,7 @@ def section(fitted: Mapping[str, Fitted], apart: Mapping[str, Differences]) -> l
         "| figure | family | figures | covered | width |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
-    for figure in FIGURES:
+    for figure in (*FIGURES, "e2e"):
         if figure not in fitted:
             continue
         one = fitted[figure]
@@ -930,6 +968,8 @@ def rewrite(rows: Sequence[Residual]) -> list[str]:
     apart = differences(rows)
     DIFFERENCES.write_text(differences_yaml(apart), encoding="utf-8")
     FASTEST.write_text(fastest_yaml(), encoding="utf-8")
+    if whole := [row for row in rows if row.figure == "e2e"]:
+        fitted["e2e"] = whole_requests(whole, fitted)
     return section(fitted, apart)
 
 

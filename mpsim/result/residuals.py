@@ -41,7 +41,7 @@ _STEPS = ("step", "step-experts")  # figures whose parts are those of the accoun
 MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
 LEVEL = 0.8  # share of measured values that lie in their interval
 HALF_WIDTH = 1.2816  # half-width of such an interval of a normal distribution over its sigma
-FIGURES = (*(*_STEPS, "memory", "collective", "kernel"), *("ttft", "tpot", "e2e", "throughput"))
+FIGURES = (*(*_STEPS, "memory", "collective", "kernel"), *("ttft", "tpot", "throughput"))
 """Figures whose residuals are known: one file each."""
 KIND_OF = {
     "memory": "seen",  # as what is handed out, what is reserved or what a device reports
@@ -122,7 +122,7 @@ class Setting:
     size: float  # accelerators, bytes or whatever the figure grows with; distances are ratios
     # settings that matter (degrees, recomputation, ...) and were left open by the describer
     guessed: int = 0
-    # of a step that was accounted: how much of it each part is
+    # of a step that was accounted, or of a whole request: how much of it each part is
     shares: Mapping[str, float] = structs.field(default_factory=dict)
     full: float = 0.0  # odds that its peak is beyond memory, of software that allocates as it runs
 

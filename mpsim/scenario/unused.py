@@ -64,9 +64,7 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
     "one window": lambda s: len({kind.window for kind in s.transformer.kinds}) == 1,
     "no table of positions": lambda s: s.transformer.positions not in ("learned", "relative"),
     "no experts": lambda s: s.transformer.moe is None,
-    "no shared experts": lambda s: (
-        s.transformer.moe is not None and not s.transformer.moe.shared_experts
-    ),
+    "no shared experts": lambda s: not getattr(s.transformer.moe, "shared_experts", True),
     "no groups of heads": lambda s: s.transformer.kv_heads == s.transformer.heads,
     "no rms norms": lambda s: s.transformer.norm != "rmsnorm",
     # of the cluster

@@ -56,8 +56,7 @@ class Lane:
     @property
     def decoding(self) -> tuple[int, int]:
         """Sequences that decode, and tokens of their contexts together."""
-        engines = self.engines
-        return sum(e.decoding.decodes for e in engines), sum(e.decoding.context for e in engines)
+        return sum(e.decodes for e in self.engines), sum(e.context for e in self.engines)
 
     @property
     def waits_for(self) -> str:
@@ -121,8 +120,10 @@ class Lane:
         engine = self.engines[0]
         if len(self.engines) > 1 or not engine.decoding.even:
             return None
-        line = self.prices.decoding(engine.decodes, engine.context)
-        return None if line is None else (self.pace * line[0], self.pace * line[1])
+        if (line := self.prices.decoding(engine.decodes)) is None:
+            return None
+        fixed, slope = self.pace * line[0], self.pace * line[1]
+        return fixed + slope * engine.context, slope * engine.decodes
 
     def seconds_ahead(self, steps: int) -> Floats:
         """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
@@ -53,24 +54,18 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
         cluster = structs.replace(cluster, node=node)
     if serving.disaggregated is None and serving.replicas is None:
         replicas = max(1, scenario.world_size // (pool.tp * pool.pp))
+    own: dict[str, Any] = structs.named(pool, "tp", "pp", "ep", "attention_dp")
+    own |= structs.named(serving, "workload", "slo", "routing", "speculation", "autoscale")
     return ServicePlan(
+        **own,
         name=scenario.name,
         model=scenario.transformer,
         cluster=cluster,
         engine=engine_of(scenario, cluster, own=pool.engine, key=key),
-        workload=serving.workload,
-        slo=serving.slo,
-        tp=pool.tp,
-        pp=pool.pp,
-        ep=pool.ep,
-        attention_dp=pool.attention_dp,
         replicas=replicas,
         weights=pool.weights or serving.weights,
         kv=pool.kv or serving.kv,
-        routing=serving.routing,
         given_blocks=pool.kv_blocks,
-        speculation=serving.speculation,
-        autoscale=serving.autoscale,
         variation=scenario.variation,
         key=key,
         seed=scenario.simulation.seed,

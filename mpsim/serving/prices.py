@@ -92,7 +92,7 @@ class IterationPrices:
         states = [] if work.state is None else [StateScan(work.state, rates)]
         self._decode += states
         # decoding alone takes a time for so many sequences, and so much a token of their contexts
-        self._fixed: dict[int, float | None] = {}
+        self._fixed: dict[int, tuple[float, float] | None] = {}
         slopes = [shape.slope for shape in self._decode]
         plain = self._drafting is None and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
@@ -111,24 +111,18 @@ class IterationPrices:
 
     def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:
         """Time of one iteration through all stages, in which so many prompts end."""
-        if not batch.prompt_tokens and not prompts and self._slope is not None:
-            fixed = self._fixed_seconds(batch.decodes)
-            if fixed is not None:
-                return fixed + self._slope * batch.context
+        if not (batch.prompt_tokens or prompts) and (line := self.decoding(batch.decodes)):
+            return line[0] + line[1] * batch.context
         return self._whole(batch, prompts)
 
-    def decoding(self, decodes: int, context: float) -> tuple[float, float] | None:
-        """Time of the next decoding iteration, what each later one adds [s]; None if no line."""
-        if self._slope is None or (fixed := self._fixed_seconds(decodes)) is None:
+    def decoding(self, decodes: int) -> tuple[float, float] | None:
+        """Time of decoding so many, and what a token of contexts adds [s]; None if no line."""
+        if self._slope is None:
             return None
-        return fixed + self._slope * context, self._slope * decodes
-
-    def _fixed_seconds(self, decodes: int) -> float | None:
-        """Time of decoding so many whatever their contexts [s]; None if the host may be slower."""
         if decodes not in self._fixed:
             batch = Batch(decodes, 0.0)
-            line = not self._launches or self._graph(batch)
-            self._fixed[decodes] = float(self._whole(batch, 0)) if line else None
+            line = not self._launches or self._graph(batch)  # else the host may be slower
+            self._fixed[decodes] = (float(self._whole(batch, 0)), self._slope) if line else None
         return self._fixed[decodes]
 
     def _whole(self, batch: Batch, prompts: int) -> Seconds:
@@ -143,12 +137,7 @@ class IterationPrices:
         rank.
         """
         own = self.work.attention_dp
-        whole = Batch(
-            sum(load.decodes for load in loads),
-            sum((load.context for load in loads), 0.0),
-            sum(load.prompt_tokens for load in loads),
-            sum(load.pairs for load in loads),
-        )
+        whole = Batch(*map(sum, zip(*loads, strict=True)))
         decodes = [load.decodes for load in loads]
         alike = len(loads) == own and min(decodes) == max(decodes)
         graph = 0 if whole.prompt_tokens else self._captured(max(decodes), alike=alike)
@@ -177,8 +166,7 @@ class IterationPrices:
         device = stage * work.pp + self.head_seconds(batch.decodes * self._queries + prompts)
         if self._drafting is not None:
             device = device + self._draft_seconds(batch)
-        if work.pp > 1:
-            device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
+        device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
         if launched:
             device = np.maximum(device, self._launches)
@@ -297,9 +285,7 @@ class IterationPrices:
         if work.attention_dp == work.tp:
             return work.dense_layers * each
         norms = work.normed * self.reductions.seconds(tokens * _SQUARES) if work.spans else 0.0
-        if work.attention_dp > 1:
-            return norms + (2 * work.layers - work.expert_layers) * each
-        return norms + 2.0 * work.layers * each
+        return norms + (2 * work.layers - (work.attention_dp > 1) * work.expert_layers) * each
 
     def _exchanged(self, tokens: float) -> float:
         """Tokens sent to the ranks of their experts, or to all ranks, whichever is faster [s]."""

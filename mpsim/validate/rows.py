@@ -265,8 +265,7 @@ def _records(
     """Records of a row, with predictions or with the reason why there are none."""
     row = table.rows[number]
     name, family = _id_of(row, number), row.get("family", "").strip() or table.path.stem
-    blank = Record(id=name, family=family, kind="training", unit="", measured=None)
-    blanks = [blank]
+    blanks = [blank := Record(id=name, family=family, kind="training", unit="", measured=None)]
     try:
         figures = table.figures(row)
         if not figures:
@@ -335,6 +334,7 @@ def _filled_service(blank: Record, figure: Figure, result: ServiceResult) -> Rec
         size=float(result.summary["accelerators"]),
         figure=figure.residual,
         setting=setting_of_service(result.plan),
+        ends=Interval(*result.summary["interval"]["e2e_s"]) if figure.residual == "e2e" else None,
     )
 
 

@@ -23,7 +23,7 @@ from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario.fields import LengthChoice
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.confidence import setting_of
+from mpsim.serving.confidence import request_interval, setting_of
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.result import ServedPoint, measurable
@@ -118,12 +118,18 @@ def _filled(
     assumed: tuple[str, ...],
 ) -> Record:
     """A record with its prediction; too few 99th percentiles were measured to have residuals of their own."""
+    ends = None
+    if quantity == "e2e":  # the interval is that of its parts
+        ttft, e2e = (figures[name] / _UNITS[blank.unit] for name in ("ttft", "e2e"))
+        ends, first = request_interval(setting, ttft, e2e), min(1.0, ttft / e2e)
+        setting = dataclasses.replace(setting, shares={"ttft": first, "tpot": 1.0 - first})
     return dataclasses.replace(
         blank,
         predicted=figures[quantity] / _UNITS[blank.unit],
         assumed=assumed,
         figure=quantity.removesuffix("_p99"),
         setting=setting,
+        ends=ends,
     )
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import mpsim
+from mpsim.result.residuals import Setting, residuals
 from mpsim.scenario.serving import Workload
-from mpsim.serving.confidence import distribution, steady_state
+from mpsim.serving.confidence import distribution, request_interval, steady_state
 from mpsim.serving.stream import draw_requests
 
 BASE = {
@@ -44,6 +45,23 @@ def _correlated(random, count, memory=0.9):
     for place in range(1, count):
         values[place] = memory * values[place - 1] + noise[place]
     return values
+
+
+@pytest.mark.parametrize("arrival", ["closed", "poisson", "all-at-once", "trace"])
+def test_a_whole_request_is_known_no_worse_than_its_parts(arrival: str) -> None:
+    """Its interval is that of the first token where there is no other, that of other tokens where the first takes nothing, and between no wider than the wider, for errors that do not go together."""
+    labels = {"engine": ("vllm-v1", "vllm"), "accelerator": ("h100-sxm", "hopper")}
+    labels |= {"format": ("fp8", "narrow"), "model": ("dense",), "arrival": (arrival,)}
+    setting = Setting(labels, 8)
+    ends = {name: residuals(name).interval(2.0, setting) for name in ("ttft", "tpot")}
+    assert request_interval(setting, 2.0, 2.0).high == pytest.approx(ends["ttft"].high)
+    assert request_interval(setting, 0.0, 2.0).low == pytest.approx(ends["tpot"].low)
+    wider = max(ends.values(), key=lambda end: end.sigma)
+    for share in (0.1, 0.5, 0.9):
+        whole = request_interval(setting, 2.0 * share, 2.0)
+        assert whole.sigma < share * ends["ttft"].sigma + (1 - share) * ends["tpot"].sigma
+        assert whole.sigma < wider.sigma
+        assert whole.low < 2.0 < whole.high
 
 
 def test_intervals_of_correlated_means_hold_the_truth_as_often_as_they_say():

@@ -155,7 +155,7 @@ def test_without_a_graph_the_host_launches_each_layer(
     seconds = plan.prices.seconds(Batch(decodes, 8000.0))
     assert (seconds == pytest.approx(80e-3)) is floor
     assert floor or seconds < 40e-3
-    assert (plan.prices.decoding(decodes, 8000.0) is None) is floor
+    assert (plan.prices.decoding(decodes) is None) is floor
     prompted = plan.prices.seconds(Batch(decodes, 8000.0, 16, 128.0))
     compiled = plan.engine.piecewise_graphs and bool(plan.engine.graph_sizes)
     assert (prompted == pytest.approx(80e-3)) is not compiled
