@@ -13,13 +13,7 @@ import numpy as np
 from mpsim.arrays import Floats
 from mpsim.cost.quantise import casting
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.residency import (
-    Residency,
-    matrices,
-    residency,
-    weight_sizes,
-    weights_of,
-)
+from mpsim.training.replicas.residency import matrices, residency, weight_sizes, weights_of
 
 _MESSAGES = 4  # sent and received, activations and gradients
 
@@ -44,31 +38,36 @@ def model_states(plan: Plan) -> dict[str, Floats]:
         "parameters": held.parameters * plan.layout.frozen_bytes(sizes.parameter_bytes)
         + held.adapters * sizes.parameter_bytes
         + _narrow_weights(plan)
-        + _reference(plan, held),
+        + _reference(plan, held.parameters),
         "gradients": gradients * sizes.gradient_bytes,
-        "optimizer": held.optimizer * sizes.optimizer_bytes + _other_states(plan, held),
+        "optimizer": held.optimizer * (sizes.optimizer_bytes + _other_states(plan, held.owned)),
     }
 
 
-def _reference(plan: Plan, held: Residency) -> Floats:
+def _reference(plan: Plan, parameters: Floats) -> Floats:
     """Weights of a reference model [B], float64[P]; with adapters it is the model itself."""
     copied = plan.reference and not plan.layout.tuning.rank
-    return held.parameters * copied * plan.layout.framework.lowering.activation_bytes
+    return parameters * copied * plan.layout.framework.lowering.activation_bytes
 
 
-def _other_states(plan: Plan, held: Residency) -> Floats:
-    """Further state of what is no matrix, where an optimizer differs, float64[P] [B]."""
+def _other_states(plan: Plan, owned: Floats) -> Floats:
+    """Further state of what is no matrix, where an optimizer differs, float64[P] [B a parameter].
+    `owned`: parameters of each rank.
+    """
     each = plan.layout.framework.optimizer.other_states
     if not each:
-        return np.zeros_like(held.owned)
-    others = np.maximum(held.owned - matrices(plan), 0.0) / held.owned
-    return each * others * held.optimizer
+        return np.zeros_like(owned)
+    others: Floats = np.maximum(owned - matrices(plan), 0.0) / owned
+    return each * others
 
 
 def step_scratch(plan: Plan) -> Floats:
-    """On the device only while the optimizer steps, without activations, float64[P] [B]."""
+    """On the device only in the optimizer's step or right before, without activations, float64[P]
+    [B]: lists, or a bucket of gradients cast to the format in which they travel.
+    """
     sizes, held = plan.layout.framework.optimizer, residency(plan)
-    lists = sizes.step_scratch * held.optimizer
+    cast = _buckets(plan, int(plan.reduced_bytes != sizes.gradient_bytes))
+    lists = np.maximum(sizes.step_scratch * held.optimizer, cast)
     if not sizes.tensor_scratch:
         return lists
     largest = max(weight_sizes(plan, plan.expansions)) * held.share / held.owned
@@ -124,16 +123,17 @@ def sharing_buffers(plan: Plan) -> Floats:
     """
     held = residency(plan)
     gathered = held.gathered * plan.layout.frozen_bytes(plan.gathered_bytes)
-    return _buckets(plan) + (gathered + held.reducing * plan.reduced_bytes)
+    buckets = _buckets(plan, plan.layout.framework.data.bucket_copies)
+    return buckets + (gathered + held.reducing * plan.reduced_bytes)
 
 
-def _buckets(plan: Plan) -> Floats:
-    """Buckets that gradients are copied into, float64[P] [B]."""
-    data, trained = plan.layout.framework.data, plan.layout.trained_kinds
-    units = plan.gathers_units and not plan.layout.framework.memory.frees_weights
-    copies = 0 if units or plan.replicas == 1 else data.bucket_copies
+def _buckets(plan: Plan, copies: int) -> Floats:
+    """So many buckets that gradients are copied into, at most all, float64[P] [B]."""
+    software, trained = plan.layout.framework, plan.layout.trained_kinds
+    if plan.replicas == 1 or (plan.gathers_units and not software.memory.frees_weights):
+        return np.zeros(plan.layout.mesh.pp)
     whole = plan.reduced_bytes * (trained.dense + trained.experts)
-    return np.minimum(copies * data.bucket_bytes, whole)
+    return np.minimum(copies * software.data.bucket_bytes, whole)
 
 
 def gradient_scratch(plan: Plan) -> Floats:

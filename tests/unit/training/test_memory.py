@@ -113,6 +113,19 @@ def test_lists_of_an_optimizer_are_reserved_and_not_needed() -> None:
     assert not structs.replace(listed, capacities=0.999 * listed.needed).fits
 
 
+def test_gradients_cast_for_a_whole_reduction_are_reserved_and_not_needed() -> None:
+    """DeepSpeed's BF16_Optimizer sums its flat fp32 gradients in bf16: a copy of all, when activations are gone."""
+    parts = {"parallelism": {"pp": 2, "dp": 4, "zero": 1}, "cluster": {"preset": "dgx-h100", "nodes": 1}}  # fmt: skip
+    memories = []
+    for size in (4, 2):
+        framework = {"preset": "deepspeed-pipeline-2022-bf16", "reduced_bytes": size}
+        memories.append(account_memory(make_plan(Scenario.from_mapping({**TIGHT, **parts, "framework": framework}))))  # fmt: skip
+    whole, cast = memories
+    assert (cast.total > whole.total).all()
+    assert (cast.total <= whole.total + whole.components["gradients"] / 2).all()
+    assert cast.needed == pytest.approx(whole.needed)
+
+
 def test_segments_grow_on_chips_of_nvidia_alone() -> None:
     """Fewer fragments with expandable segments under FSDP2, and as many as without on ROCm."""
     lost = {}
