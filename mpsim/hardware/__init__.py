@@ -28,6 +28,7 @@ from mpsim.hardware.lookup import (
     shift_of,
     system,
     system_names,
+    unverified,
     with_overrides,
 )
 
@@ -37,4 +38,4 @@ __all__ += ["Placement", "Routing", "accelerator", "accelerator_names", "board_p
 __all__ += ["borrowed_prices", "build_cluster", "host_of", "is_machine_path", "link"]
 __all__ += ["link_names", "parse_accelerator", "parse_link", "rates_apart", "recalled"]
 __all__ += ["shift_of", "source_of", "system", "system_names", "tiers_of", "torus_distance"]
-__all__ += ["torus_shape", "unlikely_nics", "with_overrides"]
+__all__ += ["torus_shape", "unlikely_nics", "unverified", "with_overrides"]

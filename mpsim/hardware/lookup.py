@@ -10,7 +10,15 @@ from typing import Final
 from mpsim import structs
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
-from mpsim.hardware.components import Accelerator, Link, LinkShape, Node, source_of
+from mpsim.hardware.components import (
+    SCALED_FORMATS,
+    Accelerator,
+    Link,
+    LinkShape,
+    Node,
+    recalled,
+    source_of,
+)
 from mpsim.hardware.entries import catalog_entry, parse_accelerator, parse_link, read_entry, section
 from mpsim.hardware.fabric import Fabric, FabricKind
 from mpsim.memo import remembered
@@ -60,6 +68,20 @@ def rates_apart(chip: Accelerator) -> dict[str, float]:
     for name in chip.peak_flops.keys() & known.peak_flops.keys():
         times[f"peak_flops.{name}"] = chip.peak_flops[name] / known.peak_flops[name]
     return {name: each for name, each in sorted(times.items()) if not 1 / _APART < each < _APART}
+
+
+def unverified(chips: Iterable[Accelerator], precision: str) -> list[str]:
+    """A sentence for each chip with figures that are leads from memory, of those that count for
+    work in a number format.
+    """
+    peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
+    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
+    known = {chip.name: [value for value in recalled(chip) if value in used] for chip in chips}
+    return [
+        f"values of {name} that are recalled, not verified: {', '.join(values)}"
+        for name, values in known.items()
+        if values
+    ]
 
 
 def borrowed_prices(chips: Iterable[Accelerator]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Status
-from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
+from mpsim.hardware import Accelerator, unverified
 from mpsim.parallel import AXIS_NAMES
 from mpsim.program import TICK
 from mpsim.result.result import Result
@@ -105,15 +105,7 @@ def unsure(
     """Warnings of values that nobody verified, and of constants of other hardware that a hundredth
     of the step or more rests on. `breakdown`: time by part of the account [s].
     """
-    warnings = []
-    peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
-    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
-    chips = {cluster.accelerator.name: cluster.accelerator for cluster in result.class_clusters}
-    for name, chip in chips.items():
-        if figures := [figure for figure in recalled(chip) if figure in used]:
-            warnings.append(
-                f"values of {name} that are recalled, not verified: {', '.join(figures)}"
-            )
+    warnings = unverified((each.accelerator for each in result.class_clusters), precision)
     defaults: dict[str, list[str]] = {}
     for constant in result.constants:
         if constant.status is not Status.FAMILY_DEFAULT:

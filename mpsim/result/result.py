@@ -13,7 +13,7 @@ from mpsim import accessors, archive, structs
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline
-from mpsim.hardware import Cluster, borrowed_prices, unlikely_nics
+from mpsim.hardware import Cluster, accelerator, borrowed_prices, unlikely_nics, unverified
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
@@ -60,13 +60,14 @@ def told_of(scenario: Scenario) -> list[str]:
     """Warnings before anything runs: keys without effect, caps and NICs that no board can have,
     chips that no such stack runs on.
     """
+    pools = scenario.pools.values() if scenario.serves else ()
     chips = [each.accelerator for each in scenario.clusters]
-    strange = []
-    if not scenario.serves:
-        homes = homeless(scenario.framework.preset, chips)
-        strange = [*homes, *other_attention(scenario), *unruly_split(scenario)]
+    chips += [accelerator(pool.accelerator) for pool in pools if pool.accelerator is not None]
     told = [*unused(scenario), *unheld_caps(chips), *borrowed_prices(chips)]
-    return [*told, *unlikely_nics(scenario.clusters), *strange]
+    told += [*unlikely_nics(scenario.clusters), *homeless(scenario, chips)]
+    if not scenario.serves:
+        return [*told, *other_attention(scenario), *unruly_split(scenario)]
+    return [*told, *unverified(chips, scenario.service.weights)]
 
 
 @structs.dataclass(frozen=True, eq=False, repr=False)

@@ -82,9 +82,8 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         other = row["says"] is True or row["says"] is False
         return Meaning(to, row["says"] if on else (not row["says"] if other else None))
     if kind in ("field", "less"):  # of a JSON object; of a count with one more
-        number = re.search(
-            rf"^(?:.*{row['note'] if kind == 'field' else '$'}\W*:\s*)?(\d{{1,4}})\b", text
-        )
+        pattern = rf"^(?:.*{row['note'] if kind == 'field' else '$'}\W*:\s*)?(\d{{1,4}})\b"
+        number = re.search(pattern, text)
         count = int(number[1]) - (kind == "less") if number else 0
         return Meaning(to, count or None, "" if count > 0 else "a number of 1 or more")
     if text == "-1" and to == "serving.engine.max_tokens":
@@ -190,13 +189,16 @@ def plain(key: object) -> str:
 
 def _rows(name: str, key: object) -> list[Mapping[str, Any]]:
     """Rows of an option of the engine itself; none for those of layout and model."""
-    return [
-        row
-        for row in table_of(name)["keys"]
-        if row["key"] in (plain(key), str(key))
-        and (row.get("kind") or "says" in row)
-        and row["to"].startswith("serving.")
-    ]
+    rows = (row for row in table_of(name)["keys"] if row["key"] in (plain(key), str(key)))
+    said = (row for row in rows if row.get("kind") or "says" in row)
+    return [row for row in said if row["to"].startswith("serving.")]
+
+
+def chips_of(data: Data) -> list[Accelerator]:
+    """Accelerators of a service, of each pool where it has some."""
+    apart = _part(_part(data, "serving"), "disaggregated")
+    own = [_part(apart, name).get("accelerator") for name in ("prefill", "decode") if apart]
+    return [chip for name in own or [None] if (chip := chip_of(data, name))]
 
 
 def chip_of(data: Data, own: object = None) -> Accelerator | None:

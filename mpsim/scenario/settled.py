@@ -65,15 +65,16 @@ def _said(data: Data) -> dict[str, object]:
 
 
 def _wide(data: Data) -> str | None:
-    """The format of 16 bits that is served where the accelerator has no other: fp16 before bf16
-    (vLLM: bfloat16 needs compute capability 8.0).
+    """The format of 16 bits that is served where an accelerator has no other: fp16 before bf16
+    (vLLM: bfloat16 needs compute capability 8.0), in all pools, whose caches are alike.
     """
     if not _serves(data):
         return None
-    from mpsim.scenario.servers import chip_of
+    from mpsim.scenario.servers import chips_of
 
-    peaks = chip.peak_flops if (chip := chip_of(data)) else {}
-    return "fp16" if "fp16" in peaks and "bf16" not in peaks else None
+    peaks = [chip.peak_flops for chip in chips_of(data)]
+    lacks = any("bf16" not in each for each in peaks)
+    return "fp16" if lacks and all("fp16" in each for each in peaks) else None
 
 
 def _serves(data: Data) -> bool:
@@ -109,20 +110,22 @@ def longest_context(model: str) -> float:
     return float(known.get(model, math.inf))
 
 
-def homeless(stack: str, chips: Iterable[Accelerator]) -> list[str]:
-    """Say where a stack is simulated on accelerators that it was not written for, and which was:
-    such habits and kernels are of nobody's run.
+def homeless(scenario: Written, chips: Iterable[Accelerator]) -> list[str]:
+    """Say where a stack or an engine is simulated on accelerators that it was not written for, and
+    which was: such habits and kernels are of nobody's run.
     """
-    known = read_shipped("mpsim.scenario.data", "homes.yaml")
-    homes, ports, words = known["homes"], known["ports"], {}
-    preset, _ = framework_line(stack)
-    own = next((family for family, stacks in homes.items() if preset in stacks), "")
-    for chip in chips:
-        if preset and own != (chip.family if chip.family in homes else ""):
-            meant = homes.get(chip.family) or ports.get(chip.vendor, {}).get(preset, [])
+    known, words, serves = read_shipped("mpsim.scenario.data", "homes.yaml"), {}, scenario.serves
+    stack = scenario.service.engine.preset if serves else scenario.framework.preset
+    preset, homes = stack if serves else framework_line(stack)[0], known["homes"]
+    home = next((name for name, stacks in homes.items() if preset in stacks), "")
+    for chip in chips if preset else ():
+        alone = chip.family in homes and not serves
+        if (home or alone) and home not in (chip.family, chip.vendor):
+            ported = known["ports"].get(chip.vendor, {}).get(preset)
+            meant = homes[chip.family] if alone else ported or known["elsewhere"].get(home, [])
             text = f"{stack} was not written for {chip.name}, and is simulated all the same"
             words[chip.family] = text + (f"; take {' or '.join(meant[:2])}" if meant else "")
-    return [f"framework: {text}" for text in words.values()]
+    return [f"{'serving.engine' if serves else 'framework'}: {text}" for text in words.values()]
 
 
 def other_attention(scenario: Written) -> list[str]:
@@ -134,8 +137,8 @@ def other_attention(scenario: Written) -> list[str]:
     if not named or not choice.overrides.get("fused_attention", True) or runs == asked:
         return []
     chips = ", ".join(dict.fromkeys(cluster.accelerator.name for cluster in scenario.clusters))
-    text = f"got {asked}, which {chips} cannot run; simulated with {runs}"
-    return [f"framework.attention_kernel: {text}"]
+    key = "framework.attention_kernel"
+    return [f"{key}: got {asked}, which {chips} cannot run; simulated with {runs}"]
 
 
 def _meant(data: Data) -> dict[str, object]:

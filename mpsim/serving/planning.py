@@ -23,8 +23,7 @@ def make_service(scenario: Scenario) -> ServicePlan:
     apart = scenario.service.disaggregated
     *before, plan = (_plan(scenario, pool, key) for key, pool in scenario.pools.items())
     if apart is not None:
-        sampler = apart.first_token == "decode"
-        plan = structs.replace(plan, prefill=before[0], samples_first=sampler)
+        plan = structs.replace(plan, prefill=before[0], samples_first=apart.first_token == "decode")
     blocks = (problem for pool in plan.pools.values() for problem in _too_many_blocks(pool))
     if problems := [*plan.problems(), *blocks]:
         raise ScenarioError(scenario.locate(problems))
@@ -43,15 +42,21 @@ def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
         yield Problem(message, f"{plan.key}.kv_blocks")
 
 
+def pool_cluster(scenario: Scenario, pool: PoolChoice) -> Cluster:
+    """The cluster with the accelerators of a pool, whose boards its nodes feed instead."""
+    cluster = scenario.hardware
+    if pool.accelerator is None:
+        return cluster
+    node, chip, old = cluster.node, accelerator(pool.accelerator), cluster.node.accelerator
+    if pool.price_per_hour is not None:
+        chip = structs.replace(chip, price_per_hour=pool.price_per_hour)
+    power = node.power_w and node.power_w + node.accelerators * (chip.tdp_w - old.tdp_w)
+    return structs.replace(cluster, node=structs.replace(node, accelerator=chip, power_w=power))
+
+
 def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
     """The plan of a service, or of one of its pools, whose choices stand in the section `key`."""
-    serving, cluster, replicas = scenario.service, scenario.hardware, pool.replicas
-    if pool.accelerator is not None:
-        chip = accelerator(pool.accelerator)
-        if pool.price_per_hour is not None:
-            chip = structs.replace(chip, price_per_hour=pool.price_per_hour)
-        node = structs.replace(cluster.node, accelerator=chip)
-        cluster = structs.replace(cluster, node=node)
+    serving, replicas, cluster = scenario.service, pool.replicas, pool_cluster(scenario, pool)
     if serving.disaggregated is None and serving.replicas is None:
         replicas = max(1, scenario.world_size // (pool.tp * pool.pp))
     own: dict[str, Any] = structs.named(pool, "tp", "pp", "ep", "attention_dp")

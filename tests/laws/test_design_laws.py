@@ -210,6 +210,31 @@ def test_mistakes_are_told_together_with_the_mend(
     assert [word for word in words if word not in str(refused.value)] == []
 
 
+def test_a_rack_holds_a_node_or_the_design_misses_its_power() -> None:
+    """Nodes of 3 kW do not stand in racks of 2 kW, one each; a rack that holds one counts two of them, one of 6 kW counts one."""
+    with pytest.raises(ScenarioError, match="misses rack_power by 50"):
+        study({"bounds": {"rack_power": "2 kW"}, "choices": {"cluster.nodes": [2]}})
+    for power, racks in (("3 kW", 2), ("6 kW", 1)):
+        (row,) = study(
+            {"bounds": {"rack_power": power}, "choices": {"cluster.nodes": [2]}}
+        ).possible
+        assert row.racks == racks
+
+
+def test_a_rack_is_a_domain_that_a_switch_joins_not_a_torus() -> None:
+    """18 trays of 5.4 kW are one rack of 97 kW, more than 40 kW; nobody says how many hosts of a pod of TPUs stand in one."""
+    for preset, words in (("gb200-nvl72", "rack_power by 14"), ("tpu-v5p-pod", "node_power")):
+        data = {**copy.deepcopy(DATA), "cluster": {"preset": preset, "nodes": 18}}
+        data["training"] = {**DATA["training"], "global_batch": 288}
+        data["design"] |= {
+            "bounds": {"rack_power": "40 kW", "racks": 1},
+            "choices": {"cluster.nodes": [18]},
+            "money": {"basis": "rent"},
+        }
+        with pytest.raises(ScenarioError, match=words):
+            design(Scenario.from_mapping(data), upgrades=False)
+
+
 def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
     """Where only searches show that a bound is missed, the answer has no chosen one and says which misses by least."""
     with pytest.raises(ScenarioError, match="no cluster keeps them"):

@@ -177,8 +177,7 @@ def check_service_lengths(scenario: Written) -> Iterator[Problem]:
         return
     if model.positions == "learned" and 0 < model.max_positions < length:
         yield mistake("request_positions", scenario, length=length)
-    drawn = load.turns == 1 and load.prompt.kind != "lognormal"
-    if drawn and load.shared_prefix >= load.prompt.tokens:
+    if load.prompt.kind != "lognormal" and load.shared_prefix >= load.prompt.tokens:
         yield mistake("long_prefix", scenario)
 
 
@@ -222,12 +221,7 @@ def check_service_precision(scenario: Written) -> Iterator[Problem]:
         has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
         need = _COMPUTE.get(pool.weights or "")
         if need is not None and need not in chip.peak_flops:
-            yield mistake(
-                "weights",
-                scenario,
-                section=section,
-                got=f"{pool.weights}{', as released' if pool.weights == own else ''}",
-                chip=chip.name,
-                need=need,
-                usable=", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"]),
-            )
+            got = f"{pool.weights}{', as released' if pool.weights == own else ''}"
+            usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
+            figures = {"section": section, "got": got, "chip": chip.name, "need": need}
+            yield mistake("weights", scenario, usable=usable, **figures)

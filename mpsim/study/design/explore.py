@@ -32,7 +32,7 @@ from mpsim.study.search import search
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
 from mpsim.study.search.found import name_of_layout
-from mpsim.study.search.given import Clock, nameplate_power, ranked_by
+from mpsim.study.search.given import Clock, power_each, ranked_by
 from mpsim.study.search.outcome import REASONS
 from mpsim.study.search.service_outcome import ServiceSearch
 from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
@@ -285,16 +285,13 @@ def explore(
 def _trained(scenario: Scenario, job: Job, assumed: Assumptions, best: Best) -> Entry:
     result = simulate_step(scenario.with_values(best.values))
     planned = plan_training(result, job.tokens or 0.0, assumed)
-    own = ("step_time_s", "tokens_per_s_per_accelerator", "accelerators", "mfu")
+    own = ("step_time_s", "tokens_per_s_per_accelerator", "accelerators", "mfu", "warnings")
     return {
         "layout": dict(best.values),
         "name": name_of_layout(best.values),
         "proved": best.proved,
         **{name: result.summary[name] for name in own},
-        **{
-            name: getattr(planned, name)
-            for name in ("days", "goodput", "fits_probability", "basis")
-        },
+        **structs.named(planned, "days", "goodput", "fits_probability", "basis"),
         "power_w": planned.energy_j / (planned.days * _DAY),
         "tco2": planned.figures["tco2"],
         "spread": list(planned.spread),
@@ -308,14 +305,15 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
         scenario = scenario.with_values({"serving.workload.rate": job.rate}, checked=False)
     outcome = search(scenario, top=1, budget=budget)
     assert isinstance(outcome, ServiceSearch)
-    best = outcome.chosen()
+    best, cluster = outcome.chosen(), scenario.hardware
     return {
         "layout": dict(best.values),
         "name": best.name,
         "proved": outcome.complete,
         "rate": job.rate or best.objective,
         "accelerators": best.accelerators,
-        "power_w": nameplate_power(scenario.hardware) * assumed.facility.pue,
+        "warnings": best.summary["warnings"],
+        "power_w": power_each(cluster) * cluster.accelerators * assumed.facility.pue,
     }
 
 

@@ -132,6 +132,7 @@ class Option:
     bill: Bill = structs.field(default_factory=Bill)
     accelerators: int = 0
     racks: int | None = None  # None where nobody says how many nodes a rack holds
+    rack_power: float | None = None  # of the least that a rack holds [W]; None where nobody says
     # bounds that it misses, and how many times over
     over: Mapping[str, float] = structs.field(default_factory=dict)
     reason: str = ""  # why it is no design; empty where it is one

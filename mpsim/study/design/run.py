@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mpsim import structs
 from mpsim.errors import MpsimError, Problem, ScenarioError
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, LinkShape
 from mpsim.scenario import Scenario
 from mpsim.scenario.design import Bounds, DesignChoice
 from mpsim.shipped import say
@@ -23,6 +23,7 @@ from mpsim.study.design.explore import Explorer, Values, jobs_of
 from mpsim.study.design.option import Option, bill_of
 from mpsim.study.design.outcome import Design, Flip, Upgrade
 from mpsim.study.executors import executor_for
+from mpsim.study.figures import warned
 from mpsim.study.grid import combinations
 from mpsim.study.journal import Entry, Journal
 from mpsim.study.rows import reason_of
@@ -31,6 +32,7 @@ from mpsim.units import Dimension, format_exact
 
 _WAVE = 64  # searches at most between two looks at what is ruled out; fewer at first
 _DAY = 86400.0
+_RACKS = ("racks", "rack_power")  # bounds of racks, and what an option has of each
 
 
 def design(
@@ -74,8 +76,7 @@ def design(
     """
     spec = scenario.design
     if spec is None:
-        message = say("study.no_design")
-        raise ScenarioError(scenario.locate([Problem(message, key="design")]))
+        raise ScenarioError(scenario.locate([Problem(say("study.no_design"), key="design")]))
     # what every job gets at its own rate is no faster on better parts, only less full
     upgrades = upgrades and any(job.rate is None for job in spec.jobs.values())
     journal = Journal(resume, what="a cluster of a design")
@@ -112,12 +113,12 @@ def design(
         if not answer.possible:
             raise
         answer = structs.replace(answer, interrupted=True)
-    cut = sum(not row.proved for row in answer.possible)
-    remarks = journal.remarks
-    if cut:
-        told = say("study.cut_short", cut=cut, count=len(answer.possible))
-        remarks = (*remarks, told)
-    return structs.replace(answer, flips=flips_of(answer), remarks=remarks)
+    entries = {} if answer.best is None else answer.best.entries
+    told = {job: entry.get("warnings") for job, entry in entries.items()}
+    remarks = [*journal.remarks, *warned(told)]
+    if cut := sum(not row.proved for row in answer.possible):
+        remarks.append(say("study.cut_short", cut=cut, count=len(answer.possible)))
+    return structs.replace(answer, flips=flips_of(answer), remarks=tuple(remarks))
 
 
 def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
@@ -132,7 +133,7 @@ def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
                 values=values,
                 bill=bill_of(machine, values, spec),
                 accelerators=sum(scenario.world_size for scenario in built.values()),
-                racks=_racks(machine, spec.bounds),
+                **_racks(machine, spec.bounds),
                 least_days=explorer.least_days(built),
             )
             late = _late(option.least_days, spec)
@@ -141,14 +142,19 @@ def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
             yield structs.replace(option, reason=reason_of(error))
 
 
-def _racks(machine: Cluster, bounds: Bounds) -> int | None:
-    together = machine.node.domain // machine.node.accelerators
+def _racks(machine: Cluster, bounds: Bounds) -> Entry:
+    """Racks of a machine, and the power of the least that one holds: a domain that a switch joins,
+    or a node, of which it then holds what its power allows. Those alone that somebody says.
+    """
+    node, power = machine.node, machine.node.power_w
+    is_switched = node.scale_up.shape is LinkShape.SWITCH
+    together = node.domain // node.accelerators if is_switched else 1
+    known = {} if power is None else {"rack_power": min(together, machine.nodes) * power}
     if together > 1:
-        return math.ceil(machine.nodes / together)
-    power = machine.node.power_w
-    if bounds.rack_power is None or power is None:
-        return None
-    return math.ceil(machine.nodes / max(1, int(bounds.rack_power // power)))
+        known["racks"] = math.ceil(machine.nodes / together)
+    elif bounds.rack_power is not None and power is not None:
+        known["racks"] = math.ceil(machine.nodes / max(1, int(bounds.rack_power // power)))
+    return known
 
 
 def _over(option: Option, spec: DesignChoice) -> dict[str, float]:
@@ -158,7 +164,7 @@ def _over(option: Option, spec: DesignChoice) -> dict[str, float]:
         "capital": (option.bill.capital, bounds.capital),
         "hourly": (option.hourly, bounds.hourly),
         "power": (option.power_w, bounds.power),
-        "racks": (option.racks, bounds.racks),
+        **{name: (getattr(option, name), getattr(bounds, name)) for name in _RACKS},
     }
     over = {
         name: taken / most
@@ -182,7 +188,8 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
         for row in built
         for name in row.bill.missing
     }
-    if spec.bounds.racks is not None and any(row.racks is None for row in built):
+    bound = [name for name in _RACKS if getattr(spec.bounds, name) is not None]
+    if any(getattr(row, name) is None for name in bound for row in built):
         wrong["design.bounds.rack_power"] = say("study.no_racks")
     if not built:
         wrong["design.choices"] = f"no cluster can be built; {options[0].name}: {options[0].reason}"

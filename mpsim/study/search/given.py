@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -14,7 +15,7 @@ from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 
 
 @remembered(8)
@@ -93,20 +94,29 @@ class Limits:
             if value is not None and not value > 0:
                 raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")
 
+    def room(self, cluster: Cluster, count: int = 0, *, beside: Cluster | None = None) -> int:
+        """Accelerators of a cluster within the limits of price and power, `count` of others beside.
+        ScenarioError where a limit of price meets an accelerator without one.
+        """
+        most = cluster.accelerators - count
+        for _, limit, each in self._rates:
+            if limit is not None:
+                most = min(most, int((limit - count * each(beside or cluster)) / each(cluster)))
+        return max(0, most)
+
     def refuses(self, scenario: Scenario) -> str | None:
         """The limit that refuses all layouts of this scenario, as `REASONS` names it."""
-        price = price_of(scenario)
-        if self.max_price is not None:
-            if price is None:
-                raise ScenarioError(
-                    f"{scenario.hardware.accelerator.name} has no price; give"
-                    " cluster.price_per_hour, or leave max_price out"
-                )
-            if price > self.max_price:
-                return "price"
-        clusters = _clusters(scenario)
-        power = math.fsum(map(nameplate_power, clusters)) / len(clusters)
-        return "power" if self.max_power is not None and power > self.max_power else None
+        over = (
+            name
+            for name, limit, each in self._rates
+            if limit is not None and _of_all(scenario, each) > limit
+        )
+        return next(over, None)
+
+    @property
+    def _rates(self) -> Sequence[tuple[str, float | None, Callable[[Cluster], float]]]:
+        """Limits beside memory, and what an accelerator takes of each."""
+        return ("price", self.max_price, price_each), ("power", self.max_power, power_each)
 
 
 class Clock:
@@ -126,21 +136,27 @@ class Clock:
 
 
 def price_of(scenario: Scenario) -> float | None:
-    """Price of all accelerators, other nodes' along the pipeline too [USD/h], or None."""
-    total, clusters = 0.0, _clusters(scenario)
-    for cluster in clusters:
-        if cluster.accelerator.price_per_hour is None:
-            return None
-        total += cluster.accelerator.price_per_hour * cluster.accelerators
-    return total / len(clusters)
+    """Price of all accelerators [USD/h]; None where that of any is not known."""
+    with contextlib.suppress(ScenarioError):
+        return _of_all(scenario, price_each)
+    return None
 
 
-def _clusters(scenario: Scenario) -> tuple[Cluster, ...]:
-    """The cluster as each pipeline rank has it, all of which have as many nodes."""
-    return scenario.stage_clusters or (scenario.hardware,)
+def price_each(cluster: Cluster) -> float:
+    """Price of an accelerator [USD/h]; ScenarioError without one."""
+    chip = cluster.accelerator
+    if chip.price_per_hour is None:
+        raise ScenarioError(say("study.service_price", name=chip.name))
+    return chip.price_per_hour
 
 
-def nameplate_power(cluster: Cluster) -> float:
-    """Most that the nodes take: their own figure, or else that of their accelerators alone [W]."""
+def power_each(cluster: Cluster) -> float:
+    """Share of an accelerator in the most that its node takes, or else its own limit [W]."""
     node = cluster.node
-    return cluster.nodes * (node.power_w or node.accelerators * cluster.accelerator.tdp_w)
+    return cluster.accelerator.tdp_w if node.power_w is None else node.power_w / node.accelerators
+
+
+def _of_all(scenario: Scenario, each: Callable[[Cluster], float]) -> float:
+    """Sum of a figure over all accelerators, other nodes' along the pipeline too."""
+    clusters = scenario.stage_clusters or (scenario.hardware,)  # of as many nodes each
+    return math.fsum(each(cluster) * cluster.accelerators for cluster in clusters) / len(clusters)

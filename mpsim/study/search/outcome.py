@@ -16,6 +16,7 @@ from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.shipped import read_shipped, say
+from mpsim.study.figures import warned
 from mpsim.study.rows import times_of
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
@@ -446,6 +447,7 @@ def _answer(search: Search) -> Iterator[str]:
     yield f"{plural(search.looked_at, 'legal layout')}: {search.counted}; {_proof(search)}"
     if not search.rows:
         yield from _left(search)
+    yield from warned({"": best.summary.get("warnings")} if best and best.summary else {})
 
 
 def _rate(row: Found) -> str:
@@ -475,8 +477,6 @@ def _memory(search: Search, row: Found) -> str:
 def _beside(search: Search) -> Iterator[str]:
     """Where the scenario's own layout stands, why the second loses, and who ties with the best."""
     best, own = search.best, search.own
-    if best is not None and (straddles := (best.summary or {}).get("straddling")):
-        yield f"the best layout: {straddles}"
     took = "" if own.step_time_s is None else format_quantity(own.step_time_s, Dimension.TIME)
     if own.reason:
         yield f"the file's own layout: {own.reason}{f', in {took}' if took else ''}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim import structs
 from mpsim.result.words import Figures
 from mpsim.shipped import say
+from mpsim.study.figures import warned
 from mpsim.study.rows import column_of, figure_of
 from mpsim.study.search.outcome import WORDS, Outcome, shown
 from mpsim.study.ties import front_of
@@ -140,9 +141,8 @@ class ServiceSearch(Outcome[FoundService]):
                 kinds = dict(sorted(best.items(), key=lambda item: self.rows.index(item[1])))
                 leading = (_table(kinds, self.objective),)
             return Sheet("", (Section(lines=tuple(_answer(self))), *leading))
-        ranking = _table(
-            {str(n): row for n, row in enumerate(self.leaders, start=1)}, self.objective
-        )
+        numbered = {str(n): row for n, row in enumerate(self.leaders, start=1)}
+        ranking = _table(numbered, self.objective)
         title = plural(self.looked_at, "layout")
         title += "" if self.complete else "; not all were looked at"
         why = () if self.leaders else (self.why_nothing,)
@@ -188,10 +188,7 @@ class ServiceSearch(Outcome[FoundService]):
                 for row in self.leaders
             ],
             "front": [row.flat() for row in self.front],
-            "own": {
-                "reason": self.own.reason,
-                "row": None if self.own.row is None else self.own.row.flat(),
-            },
+            "own": {"reason": self.own.reason, "row": self.own.row and self.own.row.flat()},
         }
 
 
@@ -206,6 +203,7 @@ def _answer(search: ServiceSearch) -> Iterator[str]:
     looked = plural(search.looked_at, "layout")
     proof = "no other can be better" if search.complete else "not all were looked at"
     yield f"{looked}: {search.counted}; {proof}"
+    yield from warned({"": best.summary["warnings"]} if best else {})
 
 
 def _said(objective: str, row: FoundService) -> Iterator[str]:
@@ -228,10 +226,8 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
     if (own := search.own.row) is not None:
         limits = ", which misses the limits" if own.misses else ""
         against = percent(own.objective / best.objective - 1, signed=True)
-        ahead = score_of(search.objective, own.objective) < score_of(
-            search.objective, best.objective
-        )
-        of = " of what was searched" if ahead else ""
+        mine, other = (score_of(search.objective, row.objective) for row in (own, best))
+        of = " of what was searched" if mine < other else ""
         yield (
             f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against}"
             f" against the best{of}"
@@ -289,9 +285,8 @@ def _table(rows: Mapping[str, FoundService], objective: str) -> Section:
         *("#", objective, "TTFT p99 (ms)", "TPOT p99 (ms)", "tokens/s/user"),
         *("tokens/s/acc.", "USD/Mtoken", "acc.", "limits", "layout"),
     )
-    return Section(
-        tuple((name, *_line(row)) for name, row in rows.items()), headings, tuple(range(8))
-    )
+    lines = tuple((name, *_line(row)) for name, row in rows.items())
+    return Section(lines, headings, tuple(range(8)))
 
 
 def _line(row: FoundService) -> tuple[str, ...]:

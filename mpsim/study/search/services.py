@@ -15,7 +15,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.serving import Disaggregated, PoolChoice
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.planning import engine_of, make_service
+from mpsim.serving.planning import engine_of, make_service, pool_cluster
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
@@ -23,11 +23,12 @@ from mpsim.shipped import read_shipped, say
 from mpsim.study.journal import Entry, name_of
 from mpsim.study.search import rate, service_outcome
 from mpsim.study.search.branch_and_bound import BranchAndBound, Space, Waiting
-from mpsim.study.search.given import Limits, defaults, nameplate_power, split_axes, variants
+from mpsim.study.search.given import Limits, defaults, price_each, split_axes, variants
 
 AXES: Final[Mapping[str, str]] = read_shipped("mpsim.study.data", "search.yaml")["service_keys"]
 """What a search of services varies by itself: name of each axis, and its key in a scenario."""
 _SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
+_POOL: Final = {"accelerator", "price_per_hour", "weights", "kv", "engine"}
 
 
 @structs.dataclass(frozen=True, slots=True, eq=False)
@@ -43,20 +44,18 @@ class ServiceLayouts:
     """Layouts of one service.
 
     `scenario`: its model, cluster, engine and workload; its own layout counts for nothing. `given`:
-    values of axes, instead of the usual ones. `accelerators`: how many a layout may use. `pools`:
-    whether to look at prefill and decode on pools of their own, too.
+    values of axes, instead of the usual ones. `pools`: whether to look at prefill and decode on
+    pools of their own, too. ScenarioError for limits that no accelerator keeps.
     """
 
     def __init__(
-        self,
-        scenario: Scenario,
-        given: Mapping[str, Sequence[Any]],
-        accelerators: int,
-        *,
-        pools: bool,
+        self, scenario: Scenario, given: Mapping[str, Sequence[Any]], limits: Limits, *, pools: bool
     ) -> None:
-        self._base, self._given, self._most = scenario, given, accelerators
-        self._pools = pools
+        self._base, self._given, self._limits = scenario, given, limits
+        self._pools, self._apart = pools, scenario.service.disaggregated
+        self._most = limits.room(scenario.hardware)
+        if not self._most:
+            raise ScenarioError("got limits that not one accelerator keeps; loosen them")
         self.refused = Counter[str]()
         """Combinations that the checks of a scenario refused, and those that leave no cache."""
         self.why = ""  # of the first of them
@@ -76,41 +75,37 @@ class ServiceLayouts:
                     self.why = self.why or str(error)
 
     def _alike(self) -> Iterator[dict[str, Any]]:
-        """Instances of one kind."""
+        """Instances of one kind, as many as there is room for, or as were given."""
         for shape in self._shapes():
-            for replicas in self._replicas(shape):
-                yield {**shape, "replicas": replicas}
+            most = self._most // (shape["tp"] * shape["pp"])
+            for replicas in self._given.get("replicas", (most,)):
+                if replicas <= most:
+                    yield {**shape, "replicas": replicas}
 
     def _shapes(self) -> Iterator[dict[str, int]]:
-        """Layouts of an instance."""
+        """Layouts of an instance, with each way to use the ranks of a stage."""
+        model, given = self._base.transformer, self._given
         for tp, pp in itertools.product(self._choose("tp"), self._choose("pp")):
-            if tp * pp > self._most:
-                continue
-            yield from self._of_ranks(tp, pp)
-
-    def _of_ranks(self, tp: int, pp: int) -> Iterator[dict[str, int]]:
-        """Ways to use the ranks of a stage."""
-        model = self._base.transformer
-        usual_ep = dict.fromkeys((1, tp)) if model.moe else (1,)
-        usual_dp = dict.fromkeys((1, tp)) if model.moe or model.mla else (1,)
-        for ep in self._given.get("ep", tuple(usual_ep)):
-            for attention_dp in self._given.get("attention_dp", tuple(usual_dp)):
-                yield {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp}
-
-    def _replicas(self, shape: Mapping[str, int]) -> Sequence[int]:
-        """Numbers of instances: what there is room for, or what was given."""
-        most = self._most // (shape["tp"] * shape["pp"])
-        return tuple(n for n in self._given.get("replicas", (most,)) if n <= most)
+            usual_ep = dict.fromkeys((1, tp)) if model.moe else (1,)
+            usual_dp = dict.fromkeys((1, tp)) if model.moe or model.mla else (1,)
+            for ep in given.get("ep", usual_ep) if tp * pp <= self._most else ():
+                for attention_dp in given.get("attention_dp", usual_dp):
+                    yield {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp}
 
     def _splits(self) -> Iterator[dict[str, Any]]:
         """Layouts of both pools with a few numbers of instances each."""
         shapes = [shape for shape in self._shapes() if shape["pp"] == 1]
-        count = int(defaults("serving")["splits"])
+        count, whole = int(defaults("serving")["splits"]), self._base.hardware.node.accelerators
+        first, second = (
+            pool_cluster(self._base, self._pool(name, {})) for name in ("prefill", "decode")
+        )
         for prefill, decode in itertools.product(shapes, repeat=2):
-            most = (self._most - decode["tp"]) // prefill["tp"]
+            each = prefill["tp"]  # accelerators of two kinds share no node
+            unit = 1 if first == second else whole // math.gcd(whole, each)
+            most = self._limits.room(first, decode["tp"], beside=second) // each // unit
             numbers = {round(1 + (most - 1) * step / max(1, count - 1)) for step in range(count)}
-            for x in sorted(number for number in numbers if 1 <= number <= most):
-                y = (self._most - x * prefill["tp"]) // decode["tp"]
+            for x in sorted(number * unit for number in numbers if 1 <= number <= most):
+                y = self._limits.room(second, x * each, beside=first) // decode["tp"]
                 yield {"prefill": {**prefill, "replicas": x}, "decode": {**decode, "replicas": y}}
 
     def _scenario(self, values: Mapping[str, Any]) -> Scenario:
@@ -121,8 +116,11 @@ class ServiceLayouts:
         if "prefill" in values:
             # what belongs to instances of one kind (their number, blocks of cache) is left out
             shared = {name: getattr(serving, name) for name in _SHARED}
-            pools = {name: PoolChoice(**values[name]) for name in ("prefill", "decode")}
-            serving = type(serving)(**shared, disaggregated=Disaggregated.model_validate(pools))
+            apart: dict[str, Any] = {
+                name: self._pool(name, values[name]) for name in ("prefill", "decode")
+            }
+            apart |= {} if self._apart is None else {"first_token": self._apart.first_token}
+            serving = type(serving)(**shared, disaggregated=Disaggregated.model_validate(apart))
         else:
             changed |= {name: values[name] for name in ("attention_dp", "replicas")}
             changed["disaggregated"] = None
@@ -133,6 +131,12 @@ class ServiceLayouts:
                 "serving": serving.model_copy(update=changed),
             }
         )
+
+    def _pool(self, name: str, layout: Mapping[str, Any]) -> PoolChoice:
+        """A pool so laid out, with the chips, formats and engine that the file gives it."""
+        given = {} if self._apart is None else getattr(self._apart, name).model_dump(include=_POOL)
+        engine = {key: own for key, own in given.get("engine", {}).items() if key != "max_tokens"}
+        return PoolChoice(**{**given, "engine": engine, **layout})
 
     def _budgets(self) -> Sequence[int]:
         """Token budgets: the engine's own and usual ones; its own where prompts are not cut."""
@@ -255,10 +259,9 @@ class Services(Space[_Candidate]):
         self._given = split.axes
         layouts: list[tuple[int, ServiceLayout]] = []
         for place, (values, base) in enumerate(variants(self.scenario, split.others)):
-            most = self._affordable(base)
-            if not most:
-                raise ScenarioError("got limits that not one accelerator keeps; loosen them")
-            legal = ServiceLayouts(base, split.axes, most, pools=self.pools)
+            for pool in base.pools.values() if self.objective == "cost" else ():
+                price_each(pool_cluster(base, pool))  # refuses one without, which would be cheapest
+            legal = ServiceLayouts(base, split.axes, self.limits, pools=self.pools)
             for layout in legal.layouts():
                 named = structs.replace(layout, values={**values, **layout.values})
                 layouts.append((place, named))
@@ -344,21 +347,6 @@ class Services(Space[_Candidate]):
         tokens = streams.rate * float(streams.sample.output.mean())
         return (sized.price_per_hour or 0.0) / _HOUR / tokens * _MEGA
 
-    def _affordable(self, scenario: Scenario) -> int:
-        """Accelerators within the limits of price and power."""
-        cluster, limits = scenario.hardware, self.limits
-        most = cluster.accelerators
-        each = cluster.accelerator.price_per_hour
-        if limits.max_price is not None or self.objective == "cost":
-            if each is None:
-                raise ScenarioError(say("study.service_price", name=cluster.accelerator.name))
-            if limits.max_price is not None:
-                most = min(most, int(limits.max_price / each))
-        if limits.max_power is not None:
-            power = nameplate_power(cluster) / cluster.accelerators
-            most = min(most, int(limits.max_power / power))
-        return most
-
     def _too_large(self, layout: ServiceLayout) -> bool:
         """Whether a pool needs more memory than allowed."""
         most = self.limits.max_memory
@@ -430,11 +418,10 @@ class Services(Space[_Candidate]):
             share = {} if self._share is None else {"share": self._share}
             judge = self._judge(candidate, plan.replicas)
             return _of_rate(rate.bounded_rate(judge, candidate.bound, at_least=at_least, **share))
-        result = (
-            run_service(scenario, plan)
-            if requests is None
-            else serve_requests(scenario, plan, requests)
-        )
+        if requests is None:
+            result = run_service(scenario, plan)
+        else:
+            result = serve_requests(scenario, plan, requests)
         summary = dict(result.summary)
         return {"objective": summary[_FIGURES[self.objective]], "summary": summary}
 
@@ -473,10 +460,10 @@ class Services(Space[_Candidate]):
         if not candidate.counts:
             judge = self._judge(candidate, candidate.plan.replicas)
             bound = rate.Rate(known["rate"], known["above"], known["summary"], confirmed=False)
-            settled = max(
-                (row.objective for row in self._rows.values() if row.meets_slo), default=0.0
+            kept = (row.objective for row in self._rows.values() if row.meets_slo)
+            return _of_rate(
+                rate.confirmed_rate(judge, bound, candidate.bound, max(kept, default=0.0))
             )
-            return _of_rate(rate.confirmed_rate(judge, bound, candidate.bound, settled))
         replicas: int = known["replicas"]
         if summary := self._judge(candidate, replicas).confirmed(streams.rate, final=True):
             return {**known, "kept": True, "summary": dict(summary)}
@@ -526,13 +513,8 @@ def _of_rate(found: rate.Rate) -> Entry:
     """A rate as a journal has it: the objective, or its bound until it is confirmed."""
     kept = bool(found.rate) if found.confirmed else None
     shown = found.rate if found.confirmed else found.above
-    return {
-        "objective": shown,
-        "kept": kept,
-        "rate": found.rate,
-        "above": found.above,
-        "summary": dict(found.summary),
-    }
+    known = structs.named(found, "rate", "above")
+    return {"objective": shown, "kept": kept, **known, "summary": dict(found.summary)}
 
 
 def _stream(layout: ServiceLayout) -> Requests | None:

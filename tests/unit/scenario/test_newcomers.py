@@ -17,6 +17,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.schema import known_keys
 from mpsim.schedule import make_orders
 from mpsim.schedule.csv_file import write_csv
+from mpsim.serving.engines import engine_names
 from mpsim.shipped import read_shipped
 
 BASE = """schema: 1
@@ -223,6 +224,9 @@ def test_a_step_that_waits_for_its_launches_says_what_mends_it(base):
         ("maxtext-tpu", "tpu-v6e", ""),
         ("torchtitan-2025", "mi300x-8", ""),
         ("neuronx-distributed", "aws-trn2", ""),
+        ("primus-mi300x", "dgx-h100", "not written for h100-sxm, .*; take megatron-core"),
+        ("primus-mi300x", "mi300x-8", ""),
+        ("primus-mi300x", "tpu-v6e", "not written for tpu-v6e, .*; take maxtext-tpu"),
     ],
 )
 def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, base):
@@ -231,6 +235,30 @@ def test_a_stack_on_chips_it_was_not_written_for_is_told(stack, chips, words, ba
     sets += ["parallelism.tp=1", "parallelism.pp=1", "training.global_batch=256"]
     told = " ".join(told_of(mpsim.load(base, set=sets)))
     assert re.search(words, told) if words else "not written for" not in told
+
+
+@pytest.mark.parametrize(
+    ("engine", "chip", "words"),
+    [
+        ("trtllm", "mi300x", "serving.engine: tensorrt-llm-1.x was not .* mi300x, .*; take vllm"),
+        ("tensorrt-llm-0.6", "tpu-v6e", "not written for tpu-v6e, .*; take vllm"),
+        ("fastertransformer", "gaudi3", "not written for gaudi3"),
+        ("trtllm", "b200-sxm", ""),
+        ("vllm", "tpu-v6e", ""),
+        ("sglang", "mi300x", ""),
+    ],
+)
+def test_an_engine_on_chips_that_it_does_not_run_on_is_told(engine, chip, words):
+    """TensorRT-LLM is for CUDA alone; a pool's own accelerators count, and what nobody verified of them."""
+    data = {"schema": 1, "model": "llama3-8b", "cluster": {"accelerator": chip, "nodes": 1}}
+    data["cluster"]["accelerators_per_node"] = 8
+    data["serving"] = {"engine": engine, "workload": {"rate": 1}}
+    apart = {"prefill": {"tp": 1, "replicas": 8}, "decode": {"tp": 1, "accelerator": "h20"}}
+    for pools in ({}, {"disaggregated": apart}):
+        serving = {**data["serving"], **pools}
+        told = " ".join(told_of(Scenario.from_mapping({**data, "serving": serving}, checked=False)))
+        assert re.search(words, told) if words else "not written for" not in told
+        assert ("values of h20 that are recalled" in told) == bool(pools)
 
 
 @pytest.mark.parametrize(
@@ -285,9 +313,12 @@ def test_homes_are_stacks_and_families_of_the_catalog():
     homes, ports = known["homes"], known["ports"]
     for stacks in ports.values():
         assert set(itertools.chain(stacks, *stacks.values())) <= set(framework_names())
-    assert set(ports) <= {accelerator(name).vendor for name in accelerator_names()}
-    assert set(homes) <= {accelerator(name).family for name in accelerator_names()}
-    assert set(itertools.chain(*homes.values())) <= set(framework_names())
+    chips = [accelerator(name) for name in accelerator_names()]
+    vendors = {chip.vendor for chip in chips}
+    assert set(ports) <= vendors
+    assert set(homes) <= {chip.family for chip in chips} | vendors
+    assert set(known["elsewhere"]) == set(homes) & vendors
+    assert set(itertools.chain(*homes.values())) <= {*framework_names(), *engine_names()}
 
 
 def test_an_accelerator_that_is_not_listed_is_a_near_one_with_figures_of_its_own():

@@ -187,8 +187,9 @@ def test_a_prefix_that_no_prompt_is_longer_than_is_refused():
         "cluster": "dgx-h100",
         "serving": {"workload": load},
     }
-    with pytest.raises(ScenarioError, match="2000 tokens of prompts that have 500"):
-        Scenario.from_mapping(given)
+    for turns in (1, 4):  # of a session the first prompt has the prefix
+        with pytest.raises(ScenarioError, match="2000 tokens of prompts that have 500"):
+            Scenario.from_mapping({**given, "serving": {"workload": {**load, "turns": turns}}})
     load["prompt"] = {"kind": "lognormal", "tokens": 500, "spread": 2.0}
     Scenario.from_mapping(given)
 
@@ -208,3 +209,10 @@ def test_chips_before_bf16_serve_in_fp16(server):
     assert make_service(served(server, {"weights": "int8"}, **own)).weights == "int8"
     with pytest.raises(ScenarioError, match="t4 has no bf16"):
         served(server, {"weights": "bf16"}, **own)
+    pools = {"prefill": {"tp": 4}, "decode": {"tp": 4, "accelerator": "t4"}}
+    cluster = {"accelerator": "a10", "nodes": 2, "accelerators_per_node": 4, "nic": "100 Gb/s"}
+    cluster["nics_per_node"] = 1
+    apart = served(server, {"disaggregated": pools}, model="llama2-7b", cluster=cluster)
+    assert {(pool.weights, pool.kv) for pool in make_service(apart).pools.values()} == {
+        ("fp16", "fp16")
+    }

@@ -64,6 +64,14 @@ def test_a_search_is_deterministic(scenario, found):
     assert json.dumps(again.to_json()) == json.dumps(found.to_json())
 
 
+def test_a_search_prints_the_warnings_of_the_best(scenario):
+    """TPUs without a stack of theirs may win, and every answer that chooses them says so."""
+    odd = {"cluster": {"preset": "tpu-v6e", "nodes": 4}, "framework": "torchtitan-2025"}
+    over = {**OVER, "parallelism.tp": [1], "parallelism.pp": [1], "parallelism.zero": [3]}
+    found = mpsim.search(scenario.with_values(odd, checked=False), over, top=1)
+    assert "warning: framework: torchtitan-2025 was not written for tpu-v6e" in found.sheet().text()
+
+
 def test_nothing_is_above_a_limit_of_memory(scenario, found):
     """Half of what the best one needs rules it out."""
     most = found.best.memory_bytes / 2

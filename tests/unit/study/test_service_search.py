@@ -16,7 +16,7 @@ from mpsim.serving.planning import make_service
 from mpsim.study.search import rate, search
 from mpsim.study.search.given import Clock, Limits, defaults
 from mpsim.study.search.rate import Judge, Streams, bounded_rate, confirmed_rate, saturation
-from mpsim.study.search.services import Services
+from mpsim.study.search.services import ServiceLayouts, Services
 
 
 def _scenario(model="llama3-8b", *, nodes=1, **serving):
@@ -97,6 +97,45 @@ def test_pools_of_the_file_are_priced_by_their_own_chips():
     scenario = _scenario(nodes=2, disaggregated=pools, workload=QUICK)
     found = search(scenario, {"parallelism.tp": [8]}, objective="throughput")
     assert found.own.row.price_per_hour == 8 * 3.0 + 8 * 5.0
+
+
+def _pools(over=None, **limits):
+    """Layouts of both pools that a search looks at: eight H100 at 3 USD/h or more, H20 at 1 USD/h with an engine of their own."""
+    pools = {"prefill": {"tp": 4, "replicas": 2}, "decode": {"tp": 4, "replicas": 2}}
+    pools["decode"] |= {"accelerator": "h20", "price_per_hour": "1 USD/h", "weights": "fp8"}
+    pools["decode"]["engine"] = {"max_sequences": 99}
+    pools["first_token"] = "decode"
+    scenario = _scenario(nodes=3, disaggregated=pools)
+    layouts = ServiceLayouts(scenario, over or {"tp": (4,)}, Limits(**limits), pools=True)
+    return [each.plan for each in layouts.layouts() if each.plan.prefill is not None]
+
+
+def test_a_search_of_pools_keeps_their_chips_formats_and_engines():
+    """A pool is laid out anew, on the chips and with the engine that the file gives it; two kinds of chips share no node."""
+    plans = _pools()
+    assert {plan.prefill.cluster.accelerator.name for plan in plans} == {"h100-sxm"}
+    assert {plan.cluster.accelerator.name for plan in plans} == {"h20"}
+    assert {(plan.weights, plan.prefill.weights) for plan in plans} == {("fp8", "bf16")}
+    assert {plan.engine.max_sequences for plan in plans} == {99}
+    assert not any(plan.samples_first is False for plan in plans)
+    assert {plan.prefill.pool_accelerators % 8 for plan in plans} == {0}
+
+
+def test_limits_hold_for_the_chips_of_pools():
+    """8 H100 at 3 USD/h leave 8 USD/h of 32 for H20 at 1; DGX H100 are fed 10.2 kW, nodes with H20 10.2 - 8 x 0.3 kW: 4 of these are within 14.2 kW."""
+    priced = _pools(max_price=32.0)
+    assert {plan.price_per_hour for plan in priced} == {32.0}
+    assert {plan.pool_accelerators for plan in priced} == {8}
+    assert {plan.pool_accelerators for plan in _pools(max_power=14.2e3)} == {4}
+
+
+def test_a_pool_without_a_price_is_not_the_cheapest():
+    """Nobody sells the tile of a Max 1550 by the hour: cost cannot be compared."""
+    pools = {"prefill": {"tp": 4, "replicas": 2}, "decode": {"tp": 4, "replicas": 2}}
+    pools["decode"]["accelerator"] = "max1550-tile"
+    scenario = _scenario(nodes=2, disaggregated=pools, workload=QUICK)
+    with pytest.raises(ScenarioError, match="max1550-tile has no price"):
+        search(scenario, {"parallelism.tp": [8]}, objective="cost", pools=True)
 
 
 def test_limits_of_price_memory_and_power_hold():
