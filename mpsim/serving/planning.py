@@ -13,6 +13,7 @@ from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.serving import PoolChoice
 from mpsim.serving.engines import EnginePreset, calibrated, engine, override
 from mpsim.serving.plan import ServicePlan
+from mpsim.shipped import say
 
 
 def make_service(scenario: Scenario) -> ServicePlan:
@@ -35,10 +36,7 @@ def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
     given, memory = plan.given_blocks or 0, plan.memory
     left = max(0.0, memory.capacity - memory.weights) * plan.attention_dp
     if given * memory.block_bytes > left:
-        message = (
-            f"got {given:,} blocks, but beside the weights memory has room for"
-            f" {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves"
-        )
+        message = say("serving.many_blocks", given=given, room=left // memory.block_bytes)
         yield Problem(message, f"{plan.key}.kv_blocks")
 
 
@@ -59,7 +57,7 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
     serving, replicas, cluster = scenario.service, pool.replicas, pool_cluster(scenario, pool)
     if serving.disaggregated is None and serving.replicas is None:
         replicas = max(1, scenario.world_size // (pool.tp * pool.pp))
-    own: dict[str, Any] = structs.named(pool, "tp", "pp", "ep", "attention_dp")
+    own: dict[str, Any] = structs.named(pool, "tp", "pp", "ep", "attention_dp", "weights", "kv")
     own |= structs.named(serving, "workload", "slo", "routing", "speculation", "autoscale")
     return ServicePlan(
         **own,
@@ -68,8 +66,6 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
         cluster=cluster,
         engine=engine_of(scenario, cluster, own=pool.engine, key=key),
         replicas=replicas,
-        weights=pool.weights or serving.weights,
-        kv=pool.kv or serving.kv,
         given_blocks=pool.kv_blocks,
         variation=scenario.variation,
         key=key,
