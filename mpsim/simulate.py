@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mpsim import structs
 from mpsim.cost import Constant, Constants
 from mpsim.engine import Timeline, run, run_interfering
+from mpsim.engine.steady import Fold
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.framework import BlockingSends
 from mpsim.program.links import links_of
@@ -200,25 +201,18 @@ def long_step(scenario: Scenario) -> Result | None:
         return None
     refuse_large_scenario(scenario)
     for lengths in ways:
-        short, longer = (_of_length(scenario, n).run() for n in (lengths.short, lengths.longer))
-        if long := LongResult.of(short, longer, lengths, functools.partial(_whole_step, scenario)):
+        plan = make_plan(scenario, lengths.short)
+        costs = PlanCosts(plan)
+        short = Prepared(scenario, plan, costs, build_program(plan, costs)).run()
+        if long := LongResult.of(short, lengths, functools.partial(_whole_step, scenario)):
             return long
     return None
 
 
-def _of_length(scenario: Scenario, microbatches: int) -> Prepared:
-    """The step with so few microbatches; what is paid once a step is the whole's."""
-    batch = scenario.training_step.global_batch
-    part = scenario.with_values(
-        {"training.global_batch": batch // scenario.microbatches * microbatches}
-    )
-    plan = structs.replace(make_plan(part), name=scenario.name, global_batch=batch)
-    costs = PlanCosts(plan)
-    return Prepared(scenario, plan, costs, build_program(plan, costs))
-
-
-def _whole_step(scenario: Scenario) -> TrainingResult:
-    return prepare(scenario).run()
+def _whole_step(scenario: Scenario, fold: Fold, further: int) -> TrainingResult:
+    """A step as a fold of a short one tells it."""
+    prepared = prepare(scenario)
+    return prepared.result(fold.whole(prepared.program, further))
 
 
 def resolve(scenario: Scenario) -> Plan:

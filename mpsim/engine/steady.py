@@ -1,17 +1,12 @@
-"""The replay engine, and the steady state of a program: what repeats itself in its middle is walked
-a few times, not every time.
+"""The replay engine, and the steady state of a step: what repeats itself in its middle is walked
+once, however often it comes.
 
-Between warm-up and flush a schedule repeats itself every so many microbatches: the same actions
-follow each other on every rank. A *turn* is what rows of one microbatch do, a *period* a number of
-turns. In it the same durations follow each other in each chain, with gates as many nodes later as
-their own chain advances. With some periods left out the graph keeps its form. Where it has become
-steady, so that every node ends a fixed time after the one a period before it, the nodes left out
-end at multiples of that time.
+Between warm-up and flush a pipeline repeats itself every so many microbatches (a *period*). Where
+everything that ends within some time of a short step comes again that time later, and the orders of
+a step one period longer have the same actions once more at that place, any number of periods can be
+inserted there. Ticks of the long step are then those of the short one and a multiple of that time.
 
-That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the
-two nodes it waits for. If one of all nodes does not, everything is walked.
-
-Shapes: N rows, G nodes, C chains, P chains that repeat themselves.
+Shapes: N rows, A rows that come again, H streams of ranks, R ranks.
 """
 
 from __future__ import annotations
@@ -21,204 +16,163 @@ from typing import NamedTuple
 import numpy as np
 
 from mpsim import structs
-from mpsim.arrays import Flags, Floats, Ints
-from mpsim.engine.chains import Chains, deadlock, precedence, walk
+from mpsim.arrays import Ints
+from mpsim.engine.chains import Chains, deadlock, precedence
 from mpsim.engine.timeline import Timeline
-from mpsim.program.program import Program
-
-# periods that are walked: to become steady, two that show it, to run out
-_WALKED = 5
-_WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
+from mpsim.program.csr import stable_order
+from mpsim.program.program import Program, Stream
+from mpsim.schedule import Orders
 
 
-def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
-    """When each node of the chains of `program` ends. `chains`: of the program. `duration`
-    (float64[N]): of each row, not negative.
+class Fold(NamedTuple):
+    """The period of a short step that comes again."""
 
-    Returns float64[G]: equal, bit for bit, to ``chains.run(duration)``.
+    timeline: Timeline  # of the short step
+    rows: Ints  # rows that end in the period
+    since: float  # since, until: when it begins and ends [ticks]
+    until: float
+
+    @property
+    def ticks(self) -> float:
+        """How long a period takes."""
+        return self.until - self.since
+
+    def counted(self, further: int) -> Timeline:
+        """The short step, in which rows of the period count as often as with `further` ones."""
+        times = np.ones(len(self.timeline.program))
+        times[self.rows] += further
+        program = structs.replace(self.timeline.program, times=times)
+        return structs.replace(self.timeline, program=program)
+
+    def whole(self, program: Program, further: int) -> Timeline:
+        """The timeline of `program`, the step with `further` periods: each row of it ends as its
+        like in the short one, later by the periods that have passed.
+        """
+        short, (rows, homes) = self.timeline, _by_stream(program)
+        row, home = _by_stream(short.program)
+        inside = np.zeros(len(row), dtype=bool)
+        inside[self.rows] = True
+        width = int(max(home.max(), homes.max())) + 1
+        count, size = np.bincount(home, minlength=width), np.bincount(homes, minlength=width)
+        done = np.bincount(home[short.end[row] < self.until], minlength=width)
+        again = np.bincount(home[inside[row]], minlength=width)
+        assert (size == count + further * again).all(), "the whole step has these periods more"
+        place = np.arange(len(rows)) - (np.cumsum(size) - size)[homes]
+        beyond = place - done[homes]
+        passed = np.where(again[homes] > 0, beyond // np.maximum(again, 1)[homes] + 1, further)
+        passed = np.where(beyond < 0, 0, np.minimum(passed, further))
+        like = row[(np.cumsum(count) - count)[homes] + place - passed * again[homes]]
+        start = np.empty(len(rows))
+        start[rows] = short.start[like] + passed * self.ticks
+        return Timeline(program, start, start + program.duration, short.engine)
+
+
+def folded(timeline: Timeline, short: Orders, longer: Orders, period: int) -> Fold | None:
+    """Where further periods can be inserted; None where nothing shows that they can. `short` and
+    `longer`: orders of this step, and of one a period longer.
+
+    Notes
+    -----
+    A row starts at the latest end of what it waits for, and waits for nothing that ends later. So a
+    step with a period inserted runs as this one does where each row waits for the like of what it
+    waited for a period before, or for what ended long ago.
     """
-    steady = _Steady.of(program, chains, duration)
-    ends = steady.ends() if steady else None
-    return chains.run(duration) if ends is None else ends
-
-
-@structs.dataclass(frozen=True, slots=True, eq=False)
-class _Steady:
-    """Periods of a graph that need not be walked."""
-
-    chains: Chains
-    takes: Floats  # float64[G], duration of each node
-    chain: Ints  # int64[G], of each node
-    # int64[C], nodes of each chain in a period; 0 for those that do not repeat themselves
-    step: Ints
-    first: Ints  # int64[C], from which node on each does
-    cut: Ints  # int64[C], before which node periods are left out
-    periods: int  # how many
-
-    @classmethod
-    def of(cls, program: Program, chains: Chains, duration: Floats) -> _Steady | None:
-        """Find what repeats itself; None where it would not pay."""
-        if len(program) < _WORTH or not duration[program.vocabulary.is_action(program.kind)].all():
-            return None
-        period = periods_of(program)
-        if period is None:
-            return None
-        periods = period.turns // period.length - _WALKED
-        if periods < 1 or periods * period.length * len(program) < _WORTH * period.turns:
-            return None
-        chain, turn = _nodes(period.turn, chains)
-        # at the begin of a period, of an odd number the later of the two in the middle: filling up
-        # takes longer to become steady than running out
-        middle = (period.turns // period.length + 1) // 2 * period.length
-        inside = (turn >= middle) & (turn < middle + period.length)
-        step = np.bincount(chain[inside], minlength=len(chains.begin))
-        begins = np.flatnonzero(turn == middle)
-        begins = begins[np.diff(chain[begins], prepend=-1) > 0]
-        anchor = np.full(len(step), -1)
-        anchor[chain[begins]] = begins
-        takes = chains.spread(duration)
-        repeats = _repeats(chains, takes, chain, step)
-        # chains that take part; the anchor of each is its first node of the middle period, around
-        # which repetition has to hold without a break
-        mine = np.flatnonzero(step)
-        if not len(mine) or (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
-            return None
-        breaks = np.append(
-            np.flatnonzero(~repeats), -1
-        )  # the last stands for before the first node
-        behind = np.searchsorted(breaks[:-1], anchor)
-        first = breaks[behind - 1] + 1
-        whole = (breaks[behind] - first)[mine] // step[mine] + 1
-        periods = min(periods, int(whole.min()) - 2)
-        cut = anchor - step * (periods // 2)
-        if periods < 1 or (cut - step < first)[mine].any():
-            return None
-        return cls(chains, takes, chain, step, first, cut, periods)
-
-    def ends(self) -> Floats | None:
-        """When each node ends; None where this does not become steady."""
-        out, mine = self.periods * self.step, np.flatnonzero(self.step)
-        # nodes cut .. cut + out of every chain, as one index array
-        left_out = np.repeat(self.cut[mine] - np.cumsum(out[mine]) + out[mine], out[mine])
-        left_out += np.arange(len(left_out))
-        stays = np.ones(len(self.chain), dtype=bool)
-        stays[left_out] = False
-        walked = self._walked(np.flatnonzero(stays))
-        if walked is None:
-            return None
-        ends = np.empty(len(stays))
-        ends[stays] = walked
-        # the graph is steady if one period takes every chain the same time; checked at the end
-        passed = ends[self.cut[mine] - 1] - ends[self.cut[mine] - 1 - self.step[mine]]
-        ends[self._late()] += self.periods * passed[0]
-        ends[self.chains.gate == self.chains.never] = -1.0  # the node behind each chain
-        owner = self.chain[left_out]
-        back = (left_out - self.cut[owner]) // self.step[owner] + 1
-        ends[left_out] = ends[left_out - back * self.step[owner]] + back * passed[0]
-        return ends if self._holds(ends) else None
-
-    def _walked(self, nodes: Ints) -> Floats | None:
-        """Ends of some nodes, as if those between them did not exist."""
-        begin, gate = self.chains.begin, self.chains.gate[nodes]
-        place = np.searchsorted(nodes, begin)
-        owner = np.append(self.chain, [len(begin)] * 2)[gate]  # of gates
-        step, first, cut = (np.append(column, 0) for column in (self.step, self.first, self.cut))
-        out = (self.periods * step)[owner]
-        # gates behind what is left out move forward with it; those before it stay where they are
-        late = self._behind(nodes) & (gate - out >= first[owner])
-        late |= (self.step[self.chain[nodes]] == 0) & (gate >= cut[owner] + out)
-        # a gate loses the nodes left out before it, the whole graph those of the chains before
-        moved = gate - late * out - np.append(begin - place, 0)[owner]
-        known = owner < len(begin)
-        if (moved >= np.append(place[1:], [len(nodes)] * 2)[owner])[known].any():
-            return None
-        moved[~known] += len(nodes) - len(self.chain)
-        ends = walk(place, moved, self.takes[nodes])
-        return ends if not ((ends < 0) & (moved <= len(nodes))).any() else None
-
-    def _behind(self, nodes: Ints) -> Flags:
-        """Whether nodes come behind those left out of their chain."""
-        owner = self.chain[nodes]
-        out = self.periods * self.step[owner]
-        behind: Flags = (out > 0) & (nodes >= self.cut[owner] + out)
-        return behind
-
-    def _late(self) -> Flags:
-        """Nodes that end later by all periods left out: behind them, or waiting for one that is."""
-        late = np.append(self._behind(np.arange(len(self.chain))), [False, False])
-        others = np.flatnonzero(self.step[self.chain] == 0)
-        owner, known = self.chain[others], -1
-        # to the fixed point: a chain outside the periods may wait for a late node of another
-        while late.sum() > known:
-            known = late.sum()
-            waits = late[others] | late[self.chains.gate[others]]
-            # what follows a late node in its chain is late
-            latest = np.maximum.accumulate(np.where(waits, others, -1))
-            late[others] = latest >= self.chains.begin[owner]
-        result: Flags = late[:-2]
-        return result
-
-    def _holds(self, ends: Floats) -> bool:
-        """Whether every node ends when its waits let it: without a circle the only solution."""
-        known = np.append(ends, [0.0, -1.0])
-        before = np.append(-1.0, ends[:-1])
-        law = np.maximum(before, known[self.chains.gate]) + self.takes
-        return bool(((ends == law) | (self.chains.gate == self.chains.never)).all())
-
-
-def _nodes(turn: Ints, chains: Chains) -> tuple[Ints, Ints]:
-    """Chain and turn of each node [G]; -1 for what belongs to no turn."""
-    nodes = len(chains.gate)
-    chain = np.repeat(np.arange(len(chains.begin)), np.diff(np.append(chains.begin, nodes)))
-    # the last node of each row, and those before it back to its first
-    result, size = np.full(nodes, -1), chains.last - chains.first + 1
-    back = np.repeat(np.cumsum(size), size) - 1 - np.arange(size.sum())
-    result[np.repeat(chains.last, size) - back] = np.repeat(turn, size)
-    return chain, result
-
-
-def _repeats(chains: Chains, takes: Floats, chain: Ints, step: Ints) -> Flags:
-    """Whether each node is followed by its like a period later [G]."""
-    nodes = len(chain)
-    ahead = np.minimum(np.arange(nodes) + step[chain], nodes - 1)
-    gate, owner = chains.gate, np.append(chain, [len(step)] * 2)[chains.gate]
-    shifted = gate + np.append(step, 0)[owner]
-    result: Flags = (gate[ahead] == shifted) & (takes[ahead] == takes) & (chain[ahead] == chain)
-    result &= (step[chain] > 0) & (gate != chains.never)
-    return result
-
-
-class Periods(NamedTuple):
-    """Turns of the rows of a program, and how many of them are a period."""
-
-    # int64[N], turn of each row, ascending on each rank; -1 for what belongs to none
-    turn: Ints
-    turns: int  # turns of the whole program
-    length: int  # turns of a period
-
-
-def periods_of(program: Program) -> Periods | None:
-    """The periods of a program, each of at least its ranks; None where nothing repeats."""
-    microbatch = program.microbatch
-    acts = np.flatnonzero((microbatch >= 0) & program.vocabulary.is_action(program.kind))
-    if not len(acts):
+    program, end = timeline.program, timeline.end
+    like = _likes(timeline, short, period)
+    once = np.ones(len(program), dtype=bool)
+    once[like.row] = False
+    breaks = np.sort(np.append(end[once], 0.0))
+    # the longest time, by what ends in it, in which everything comes again
+    between = np.bincount(np.searchsorted(breaks, end[like.row], "right"))[1 : len(breaks)]
+    if not like.ticks or not len(between):
         return None
-    # the rank with most actions shows the period; its middle third has to come again a period later
-    ranks = np.bincount(program.rank[acts], minlength=1)
-    mine = acts[program.rank[acts] == ranks.argmax()]
-    code = (program.stage[mine] * len(program.vocabulary.kinds) + program.kind[mine]) * (
-        len(program.templates) + 1
-    ) + program.template[mine]
-    own, middle = microbatch[mine], len(mine) // 2
-    wide = slice(middle - len(mine) // 6, middle + len(mine) // 6)
-    for later in middle + 1 + np.flatnonzero(code[middle + 1 : len(mine) * 3 // 4] == code[middle]):
-        after = slice(wide.start + later - middle, wide.stop + later - middle)
-        passed = int(own[later] - own[middle])
-        alike = code[after] == code[wide]
-        if passed > 0 and (alike & (own[after] - own[wide] == passed)).all():
-            length = passed * -(-program.ranks // passed)
-            return Periods(microbatch.astype(np.int64), int(microbatch.max()) + 1, length)
-    return None
+    longest = int(np.argmax(between))
+    before, until = breaks[longest : longest + 2].tolist()
+    since = until - like.ticks
+    inside = np.flatnonzero((end >= since) & (end < until))
+    # what runs at the end of the period ran at its begin
+    running = (timeline.start < until) & (end >= until)
+    ends = end[like.row]
+    running[like.later[(ends >= since) & (ends < until)]] = False
+    if since <= before or running.any() or _waits_longer(timeline, before, since):
+        return None
+    _, acts = program.actions
+    done = np.bincount(program.rank[acts[end[acts] < until]], minlength=program.ranks)
+    fold = Fold(timeline, inside, since, until)
+    return fold if _inserted(short, longer, done, period) else None
+
+
+class _Likes(NamedTuple):
+    """Rows that come again, and those that they are then, some ticks later [A]."""
+
+    row: Ints
+    later: Ints
+    ticks: float
+
+
+_ALIKE = ("peer", "stage", "chunk", "kind", "template", "duration", "up_bytes", "out_bytes", "size")
+
+
+def _likes(timeline: Timeline, orders: Orders, period: int) -> _Likes:
+    """Find what comes again a period later, as many rows of its stream behind."""
+    program, (row, home) = timeline.program, _by_stream(timeline.program)
+    # rows of a period in the middle, as data parallelism may cut the first and last actions
+    middle, turn = (orders.microbatches - period) // 2, program.microbatch[row]
+    inside = (turn >= middle) & (turn < middle + period)
+    later = np.arange(len(row)) + np.bincount(home, weights=inside).astype(np.int64)[home]
+    place = np.flatnonzero(later < len(row))
+    place = place[home[later[place]] == home[place]]
+    here, there = row[place], row[later[place]]
+    alike = (program.microbatch[here] >= 0) & (there > here)
+    alike &= program.microbatch[there] == program.microbatch[here] + period
+    for name in _ALIKE:
+        column = getattr(program, name)
+        alike &= column[there] == column[here]
+    start, end = timeline.start, timeline.end
+    took = end[there] - end[here]
+    # most of a step is steady, where what comes again does after one time
+    passed = np.sort(took[alike])
+    ticks = float(passed[len(passed) // 2]) if len(passed) else 0.0
+    alike &= (took == ticks) & (start[there] - start[here] == ticks)
+    return _Likes(here[alike], there[alike], ticks)
+
+
+def _waits_longer(timeline: Timeline, before: float, since: float) -> bool:
+    """Whether what ends after `since` waits for a microbatch's row that ended by `before`."""
+    program, end = timeline.program, timeline.end
+    row, awaited = program.waits()
+    far = (end[row] >= since) & (end[awaited] <= before) & (program.microbatch[awaited] >= 0)
+    # the order of a stream says so anyway
+    stream = program.rank * len(Stream) + program.stream
+    far[: len(program.dep)] &= (stream[row] != stream[awaited])[: len(program.dep)]
+    return bool(far.any())
+
+
+def _inserted(short: Orders, longer: Orders, done: Ints, period: int) -> bool:
+    """Whether the longer orders are the short ones with the last actions of `done` (int64[R]) of
+    each rank once more, a period later.
+    """
+    rank, more = short.rank, np.diff(longer.rank_ptr) - np.diff(short.rank_ptr)
+    place = np.arange(len(short)) - short.rank_ptr[rank]
+    there = longer.rank_ptr[rank] + place
+
+    def same(chosen: Ints, at: Ints, later: int) -> bool:
+        alike = longer.microbatch[at] - short.microbatch[chosen] == later
+        for name in ("stage", "kind", "fused"):
+            alike &= getattr(longer, name)[at] == getattr(short, name)[chosen]
+        return bool(alike.all())
+
+    first = np.flatnonzero(place < done[rank])
+    last = np.flatnonzero(place >= (done - more)[rank])
+    fits = bool(((more > 0) & (more <= done)).all())
+    return fits and same(first, there[first], 0) and same(last, (there + more[rank])[last], period)
+
+
+def _by_stream(program: Program) -> tuple[Ints, Ints]:
+    """Rows by home stream, in its order, and the stream of each."""
+    home = program.rank * len(Stream) + program.stream
+    row = stable_order(home)
+    return row, home[row]
 
 
 def run_replay(program: Program) -> Timeline:
@@ -228,7 +182,7 @@ def run_replay(program: Program) -> Timeline:
     Returns Timeline: equal, bit for bit, to that of the simpy engine.
     """
     chains = Chains.of(program)
-    ends = ends_of(program, chains, program.duration)
+    ends = chains.run(program.duration)
     end = ends[chains.last]
     if len(end) and end.min() < 0:
         raise deadlock(program, precedence(program), end >= 0)

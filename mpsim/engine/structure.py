@@ -18,7 +18,6 @@ import numpy as np
 
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence
-from mpsim.engine.steady import ends_of
 from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
 from mpsim.program.unfold import Unfolding
@@ -100,7 +99,7 @@ class Structure:
 def _level(program: Program, waits: Lists) -> Ints:
     """How many rows, at most, come before each row: when it starts if every row takes one tick."""
     chains = Chains.of(program)
-    ends = ends_of(program, chains, np.ones(len(program)))
+    ends = chains.run(np.ones(len(program)))
     finished = ends[chains.last] >= 0
     if not finished.all():
         raise deadlock(program, waits, finished)

@@ -134,6 +134,7 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
             which, at = divmod(pair, len(rates))
             inside[pair] = _inside(program.templates[which], rates[at], far=far)
         took[tiled] = inside[place]
+    took *= program.times_of(rows)
     sends = program.kind[rows] == SEND
     ends = [np.where(sends, end[rows], home) for end in (program.rank, program.peer)]
     # few collectives are of several classes: they count for the others too, each in its turn
@@ -214,11 +215,12 @@ def _distinct_rows(program: Program) -> tuple[Program, Floats]:
         program.rank[tiled].astype(np.int64) * (len(program.templates) + 1)
         + program.template[tiled]
     )
-    _, first, counts = np.unique(key, return_index=True, return_counts=True)
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
     rows = np.concatenate([plain, tiled[first]])
+    times = np.ones(len(program)) * program.times_of()
+    count = np.concatenate([times[plain], np.bincount(which, times[tiled])])
     order = np.argsort(rows, kind="stable")
-    rows = rows[order]
-    count = np.concatenate([np.ones(len(plain)), counts.astype(np.float64)])[order]
+    rows, count = rows[order], count[order]
     columns = {name: getattr(program, name)[rows] for name in COLUMNS}
     slot = program.rank[rows] * np.int32(len(Stream)) + program.stream[rows]
     return (
@@ -229,6 +231,7 @@ def _distinct_rows(program: Program) -> tuple[Program, Floats]:
             dep=np.zeros(0, dtype=np.int32),
             slot_ptr=np.arange(len(rows) + 1, dtype=np.int64),
             slot=slot.astype(np.int32),
+            times=None,
         ),
         count,
     )

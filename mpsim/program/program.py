@@ -214,6 +214,8 @@ class Program(Saved):
     # ticks that the whole takes at least, as links carry it no sooner; 0 if engines share them
     least: float = 0.0
     least_part: int = 0  # part of the vocabulary that what is waited for that counts as
+    # float64[N], how often each row counts, where one stands for its like in periods left out
+    times: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.duration)
@@ -249,24 +251,43 @@ class Program(Saved):
         order = stable_order(rank)  # rows ascend
         return rank[order], self.slots.row[on_compute][order]
 
+    @property
+    def actions(self) -> tuple[Ints, Ints]:
+        """First and last row of each action, by rank and in its order; it may be several rows."""
+        rank, row = self.compute_rows
+        acts = self.vocabulary.is_action(self.kind[row]) & (self.microbatch[row] >= 0)
+        rank, row = rank[acts], row[acts]
+        columns = rank, self.kind[row], self.stage[row], self.microbatch[row]
+        first = np.flatnonzero(np.any([np.diff(c, prepend=-1) != 0 for c in columns], axis=0))
+        return row[first], row[np.append(first[1:], len(row))[: len(first)] - 1]
+
+    def times_of(self, rows: Ints | Flags | slice = slice(None)) -> Floats | float:
+        """How often each of some rows counts: once where all do."""
+        return 1.0 if self.times is None else self.times[rows]
+
     @functools.cached_property
     def busy_parts(self) -> Floats:
         """Ticks in which each rank's compute stream is busy, by part of the account [R, parts];
         waits inside an action count as the part they belong to.
         """
         rank, row = self.compute_rows
-        template = self.template[row]
-        plain = template < 0
-        own, kinds, width = row[plain], len(self.templates), len(self.vocabulary.parts)
+        plain = self.template[row] < 0
+        own, width = row[plain], len(self.vocabulary.parts)
         place, size = rank[plain] * width + self.part[own], self.ranks * width
-        parts = np.bincount(place, weights=self.duration[own], minlength=size).astype(np.float64)
-        parts = parts.reshape(self.ranks, width)
-        if kinds:
-            place, size = rank[~plain] * kinds + template[~plain], self.ranks * kinds
-            count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
-            parts += count @ np.stack([template.parts for template in self.templates])
+        took = self.duration[own] * self.times_of(own)
+        parts: Floats = np.bincount(place, took, size).astype(np.float64).reshape(-1, width)
+        if self.templates:
+            parts += self.counts @ np.stack([template.parts for template in self.templates])
         parts.setflags(write=False)  # everybody gets the same array
         return parts
+
+    @functools.cached_property
+    def counts(self) -> Floats:
+        """How often each rank class runs each template [R, M]."""
+        row, kinds = np.flatnonzero(self.template >= 0), len(self.templates)
+        place, times = self.rank[row] * kinds + self.template[row], self.times_of(row)
+        counts = np.bincount(place, np.broadcast_to(times, len(row)), self.ranks * kinds)
+        return counts.astype(np.float64).reshape(self.ranks, kinds)
 
     def waits(self, streams: Iterable[Stream] = Stream) -> tuple[Ints, Ints]:
         """Pairs of (row, row it waits for): dependencies, and the row before on each stream."""

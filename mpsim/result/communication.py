@@ -58,17 +58,12 @@ def communication_time(timeline: Timeline, over: Over | None = None) -> Communic
     program = timeline.program
     axis, axes = over or Over(AXIS_OF_STREAM[program.slots.stream], len(AXIS_NAMES))
     busy = _Busy(timeline)
-    rank, row = program.compute_rows
-    template = program.template[row]
     total, hidden = np.zeros((2, program.ranks, axes))
     if busy.inside:
-        chosen, kinds = template >= 0, len(program.templates)
-        place, size = rank[chosen] * kinds + template[chosen], program.ranks * kinds
-        count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
-        total += count @ busy.inside.total
-        hidden += count @ busy.inside.hidden
-    # rows with transfers of their own, by rank and stream, where moments ascend
+        total += program.counts @ busy.inside.total
+        hidden += program.counts @ busy.inside.hidden
     row = program.slots.row
+    # rows with transfers of their own, by rank and stream, where moments ascend
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
     moves = moves[stable_order(program.slot[moves])]
     bounds = np.searchsorted(program.slots.rank[moves], np.arange(program.ranks + 1)).tolist()
@@ -81,9 +76,9 @@ def communication_time(timeline: Timeline, over: Over | None = None) -> Communic
         start, end = timeline.start[row[mine]], timeline.end[row[mine]]
         before = busy.until(ranks, np.tile(rank, 2), np.concatenate([start, end]))
         took = end - start, before[len(mine) :] - before[: len(mine)]
-        place = (rank - begin) * axes + axis[mine]
+        place, times = (rank - begin) * axes + axis[mine], program.times_of(row[mine])
         for sums, ticks in zip((total[ranks], hidden[ranks]), took, strict=True):
-            sums += np.bincount(place, weights=ticks, minlength=sums.size).reshape(sums.shape)
+            sums += np.bincount(place, ticks * times, sums.size).reshape(sums.shape)
     return CommunicationTime(np.stack([hidden, total - hidden], axis=1))
 
 

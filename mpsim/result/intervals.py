@@ -48,6 +48,11 @@ class Waits:
         columns = {f.name: getattr(self, f.name)[chosen] for f in structs.fields(self)}
         return Waits(**columns)
 
+    def between(self, since: float, until: float) -> Waits:
+        """The part of each that lies between two moments [ticks]."""
+        start, end = (np.clip(edge, since, until) for edge in (self.start, self.end))
+        return structs.replace(self, start=start, end=end)
+
     def add_to(self, parts: Floats) -> None:
         """Add the ticks of each wait to the part it counts as [R, parts]."""
         ranks, width = parts.shape

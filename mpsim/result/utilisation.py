@@ -97,8 +97,9 @@ def kernel_seconds(program: Program) -> Floats:
         column[program.template] + (plain if load is Load.STREAMS else 0.0)
         for load, column in zip(KERNELS, inside.T, strict=True)
     ]
+    times = program.times_of()
     # sums by bincount: ten times as fast as numpy.add.at, in the same order
-    sums = [np.bincount(program.rank, column, minlength=program.ranks) for column in columns]
+    sums = [np.bincount(program.rank, times * each, program.ranks) for each in columns]
     return np.stack(sums, axis=1)
 
 
@@ -122,10 +123,8 @@ def used_of(timeline: Timeline) -> Floats:
     row, rank, _ = program.slots
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])
     row, rank = row[counts], rank[counts]
-    sent = [
-        np.bincount(rank, weights=amount[row], minlength=program.ranks)
-        for amount in amounts.values()
-    ]
+    times = program.times_of(row)
+    sent = [np.bincount(rank, amount[row] * times, program.ranks) for amount in amounts.values()]
     return np.stack([busy_ticks(timeline), *sent], axis=1)
 
 

@@ -1,52 +1,43 @@
-"""Long steps, of thousands of microbatches: ends are simulated, periods between counted.
+"""Long steps, of thousands of microbatches: a short one tells what they take.
 
-Between warm-up and flush a pipeline repeats itself every so many microbatches (a *period*). Two
-steps that are a period apart are simulated. Where the longer one is the shorter one with a period
-inserted, in which nothing happens but what happened the period before, any number of periods can be
-inserted in the same way (`inserted`): every figure of a step is then one of the longer step and a
-multiple of what a period adds to it. Ticks add up exactly, other sums to rounding.
-
-Shapes: N rows, B rows of both steps.
+A step of a few periods is simulated. Where it can be shown that further ones only repeat it
+(`mpsim.engine.steady`), figures of the long step are those of the short one, in which rows of a
+period count as often as it comes. Ticks add up exactly, other sums to rounding.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim import structs
-from mpsim.arrays import Flags, Floats, Ints
-from mpsim.engine.timeline import Timeline
-from mpsim.program.program import Program
+from mpsim.arrays import Floats
+from mpsim.engine.steady import Fold, folded
+from mpsim.engine.timeline import Step
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import extent_of
 from mpsim.schedule import schedule
+from mpsim.training.account import idle_waits
+from mpsim.training.planning import orders_of
 from mpsim.training.result import TrainingResult
-from mpsim.training.summary import Needs, Work
 
-if TYPE_CHECKING:
-    from mpsim.engine.lanes import Measure
-
-
-_WORTH = 2**18  # rows from which two short steps cost less than the whole
-_SHORT = (8, 32)
-"""Periods of the shorter step, to fill, become steady and run out: as many as do, then more."""
+_WORTH = 2**15  # rows from which a short step and what shows that it repeats cost less than all
+_SHORT = (4, 8, 32)
+"""Periods of the short step, to fill, become steady and run out: as many as do, then more."""
 _LEAST = 32  # microbatches of it
-_TIMES = 4  # so many times as long is the whole at least
+_TIMES = 2  # so many times as long is the whole at least
 
 
-@structs.dataclass(frozen=True, slots=True)
-class Lengths:
-    """Microbatches of the two short steps, and the whole step's periods beyond the first."""
+class Lengths(NamedTuple):
+    """Microbatches of the short step and of a period, and periods that the whole has beside it."""
 
     short: int
-    longer: int
-    periods: int
+    period: int
+    further: int
 
 
 def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
@@ -61,177 +52,88 @@ def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
     whole, period = scenario.microbatches, scenario.parallelism.pp
     if whole < _TIMES * _LEAST or extent_of(scenario).rows < _WORTH:
         return
+    if scenario.software.memory.drops_gradients:  # adding to them costs less the first time
+        return
     for filled in _SHORT:
         least = max(filled * period, _LEAST)
         if whole >= _TIMES * least:
             short = least + (whole - least) % period
-            yield Lengths(short, short + period, (whole - short) // period)
+            yield Lengths(short, period, (whole - short) // period)
 
 
-def inserted(short: Timeline, longer: Timeline, period: int) -> float | None:
-    """Ticks that a period adds; None where the longer step is not one inserted.
-
-    Notes
-    -----
-    The microbatches of the middle are shown to run as in the shorter step, and, each a period
-    later, so many ticks later. So they repeat themselves, over more microbatches than any row looks
-    back or ahead: no row can tell how often they did.
-    """
-    programs = short.program, longer.program
-    turns = [int(program.microbatch.max()) + 1 for program in programs]
-    reach = max(map(_reach, programs)) + period
-    first = (turns[0] - reach) // 2
-    last = first + reach
-    orders = [_by_turn(program) for program in programs]
-    ticks = float(longer.end.max() - short.end.max())
-    pairs = [
-        _pair(programs, orders, lambda turn, _: (turn >= 0) & (turn < last)),
-        _pair(programs, orders, lambda turn, later: turn >= first + later * period),
-        _pair(programs, orders, lambda turn, _: turn < 0),
-    ]
-    if first < 1 or any(pair is None for pair in pairs):
-        return None
-    shifts = [
-        (longer.start[there] - short.start[here], longer.end[there] - short.end[here])
-        for here, there in (pair for pair in pairs if pair is not None)
-    ]
-    before, after, once = shifts
-    holds = not any(shift.any() for shift in before) and all((s == ticks).all() for s in after)
-    return ticks if holds and all(((s == 0) | (s == ticks)).all() for s in once) else None
-
-
-def _reach(program: Program) -> int:
-    """Most microbatches between two rows of which one waits for the other."""
-    row, before = program.waits()
-    turn, awaited = program.microbatch[row], program.microbatch[before]
-    both = (turn >= 0) & (awaited >= 0)
-    return int(np.abs(turn[both] - awaited[both]).max(initial=0))
-
-
-_ALIKE = ("peer", "stage", "chunk", "kind", "stream", "rank")
-
-
-def _by_turn(program: Program) -> Ints:
-    """Rows of one stage, stream and kind beside each other, by microbatch."""
-    columns = [getattr(program, name) for name in _ALIKE]
-    return np.lexsort((program.microbatch, *columns))
-
-
-def _pair(
-    programs: tuple[Program, Program],
-    orders: list[Ints],
-    chosen: Callable[[NDArray[np.int32], int], Flags],
-) -> tuple[Ints, Ints] | None:
-    """Corresponding rows of both steps, chosen by their microbatch; None where more differs."""
-    here, there = (
-        order[chosen(program.microbatch[order], later)]
-        for later, (program, order) in enumerate(zip(programs, orders, strict=True))
-    )
-    alike = len(here) == len(there) and all(
-        (getattr(programs[0], name)[here] == getattr(programs[1], name)[there]).all()
-        for name in (*_ALIKE, "duration", "up_bytes", "out_bytes", "size")
-    )
-    return (here, there) if alike else None
-
-
-class _Counted(TrainingResult):
-    """A long step as its summary sees it: figures of a short one, and of further periods."""
-
-    if TYPE_CHECKING:  # set once, as a frozen dataclass sets its fields
-        _short: TrainingResult
-        _longer: TrainingResult
-        _further: int
-
-    @classmethod
-    def of(
-        cls, short: TrainingResult, longer: TrainingResult, ticks: float, further: int
-    ) -> _Counted:
-        """The step with `further` periods, each of so many ticks."""
-        timeline = longer.timeline
-        whole = structs.replace(timeline, end=timeline.end + further * ticks)
-        counted = cls(
-            **{
-                field.name: getattr(longer, field.name)
-                for field in structs.fields(longer)
-                if field.name != "timeline"
-            },
-            timeline=whole,
-        )
-        for name, part in (("_short", short), ("_longer", longer), ("_further", further)):
-            object.__setattr__(counted, name, part)
-        return counted
-
-    def _along(self, before: Floats, after: Floats) -> Floats:
-        """A figure of the whole step from those of the two short ones."""
-        return after + self._further * (after - before)
-
-    def measured(self, name: str, measure: Measure) -> Floats:
-        """A figure of the rank classes of the whole step."""
-        return self._along(*(run.measured(name, measure) for run in (self._short, self._longer)))
-
-    @functools.cached_property
-    def work(self) -> Work:
-        """FLOPs of all ranks."""
-        pairs = zip(self._short.work, self._longer.work, strict=True)
-        return Work(*(after + self._further * (after - before) for before, after in pairs))
-
-    @functools.cached_property
-    def needs(self) -> Needs:
-        """Least time by what is needed [s]."""
-        before, after = self._short.needs, self._longer.needs
-        return {name: self._along(before[name], after[name]) for name in after}
+def attribute(fold: Fold, further: int) -> Floats:
+    """Split the time of a step with `further` periods, as `mpsim.training.account` does [ticks]."""
+    counted = fold.counted(further)
+    busy, idle = counted.program.busy_parts, idle_waits(counted)
+    parts, again = busy.copy(), np.zeros_like(busy)
+    idle.add_to(parts)
+    idle.between(fold.since, fold.until).add_to(again)
+    return parts + further * again
 
 
 _WHOLE = ("timeline", "plan", "constants", "program")
 
 
 class LongResult(TrainingResult):
-    """A long step: its summary is counted, and what asks for every operation simulates them all.
-    `counted`: the figures of its summary. `whole`: simulates every microbatch.
+    """A long step: its summary is counted, and what asks for every operation has them all.
+    `short`: the step that was simulated. `whole`: makes the step with `further` periods.
     """
 
     if TYPE_CHECKING:
-        _counted: Figures
-        _simulate: Callable[[], TrainingResult]
+        _short: TrainingResult
+        _fold: Fold
+        _further: int
+        _simulate: Callable[[Fold, int], TrainingResult]
 
     def __init__(
-        self, scenario: Scenario, counted: Figures, whole: Callable[[], TrainingResult]
+        self,
+        short: TrainingResult,
+        fold: Fold,
+        further: int,
+        whole: Callable[[Fold, int], TrainingResult],
     ) -> None:
-        known = {"scenario": scenario, "saved_summary": None}
-        for name, part in {**known, "_counted": counted, "_simulate": whole}.items():
+        known = {"scenario": short.scenario, "saved_summary": None, "_short": short, "_fold": fold}
+        for name, part in {**known, "_further": further, "_simulate": whole}.items():
             object.__setattr__(self, name, part)
 
     @classmethod
     def of(
-        cls,
-        short: TrainingResult,
-        longer: TrainingResult,
-        lengths: Lengths,
-        whole: Callable[[], TrainingResult],
+        cls, short: TrainingResult, lengths: Lengths, whole: Callable[[Fold, int], TrainingResult]
     ) -> LongResult | None:
-        """Count a step from two short ones; None where periods do not add up, or links hold up."""
-        ticks = inserted(short.timeline, longer.timeline, lengths.longer - lengths.short)
-        if ticks is None or short.program.least or longer.program.least:
+        """Count a step from a short one; None where it is not one inserted, or links hold it up."""
+        if short.program.least:
             return None
-        counted = _Counted.of(short, longer, ticks, lengths.periods - 1)
-        figures = counted._figures()
-        held = max(figures["floors_s"].values()) > counted.timeline.step_time_s
-        # what straddles a domain is told with the times of the whole step
-        return None if held or "straddling" in figures else cls(longer.scenario, figures, whole)
+        longer = orders_of(short.scenario, lengths.short + lengths.period)
+        fold = folded(short.timeline, short.plan.orders, longer, lengths.period)
+        return cls(short, fold, lengths.further, whole) if fold else None
 
     @functools.cached_property
     def _whole(self) -> TrainingResult:
-        return self._simulate()
+        return self._simulate(self._fold, self._further)
 
     def __getattr__(self, name: str) -> object:
         if name not in _WHOLE:
             raise AttributeError(name)
         return getattr(self._whole, name)
 
-    @property
+    @functools.cached_property
     def headline(self) -> Figures:
         """The figures that people measure, with their interval."""
-        return self._counted
+        counted = self._counted()
+        needed = max(float(seconds.max(initial=0.0)) for seconds in counted.needs.values())
+        figures = counted._figures() if needed <= counted.timeline.step_time_s else None
+        # what straddles a domain is told with the times of the whole step
+        return figures if figures and "straddling" not in figures else self._whole._figures()
 
     def _figures(self) -> Figures:
-        return self._counted
+        return self.headline
+
+    def _counted(self) -> TrainingResult:
+        """The step as its summary sees it."""
+        from mpsim.engine.lanes import Lane
+
+        short, further, counted = self._short, self._further, self._fold.counted(self._further)
+        whole = structs.replace(counted, end=counted.end + further * self._fold.ticks)
+        known = {"parts": attribute(self._fold, further)}
+        lane = Lane(Step(counted, counted.program, short.class_clusters), slice(None), known)
+        return structs.replace(short, program=counted.program, timeline=whole, lane=lane)

@@ -84,14 +84,16 @@ def runs_beside(framework: Framework, model: Transformer) -> bool:
     return framework.experts.expert_overlap is ExpertOverlap.MICROBATCH and model.moe is not None
 
 
-def make_plan(scenario: Scenario) -> Plan:
-    """Resolve a scenario; ScenarioError has every problem, TooLargeError says it is over limits."""
+def make_plan(scenario: Scenario, microbatches: int | None = None) -> Plan:
+    """Resolve a scenario; ScenarioError has every problem, TooLargeError says it is over limits.
+    `microbatches`: that its orders have, of a step of which they are a part; all by default.
+    """
     if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
     parallelism, training = scenario.parallelism, scenario.training_step
     mesh = Mesh(**scenario.degrees, order=parallelism.axes, etp=parallelism.etp)
-    orders = _orders(scenario, scenario.microbatches)
+    orders = orders_of(scenario, microbatches or scenario.microbatches)
     nodes, samples = _nodes(scenario, mesh), samples_of(scenario)
     padded = samples.computed < training.sequence_length
     software = scenario.software.in_precision(training.precision)
@@ -180,7 +182,7 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
         key = (scenario.microbatches_of(replica), nodes.index(cluster))
         alike.setdefault(key, []).append(replica)
     return tuple(
-        ReplicaClass(tuple(members), nodes[members[0]], _orders(scenario, microbatches))
+        ReplicaClass(tuple(members), nodes[members[0]], orders_of(scenario, microbatches))
         for (microbatches, _), members in sorted(alike.items(), key=lambda entry: -entry[0][0])
     )
 
@@ -213,7 +215,8 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
         raise ScenarioError(scenario.locate(error.problems)) from None
 
 
-def _orders(scenario: Scenario, microbatches: int) -> Orders:
+def orders_of(scenario: Scenario, microbatches: int) -> Orders:
+    """Orders of the step of a scenario, with so many microbatches."""
     schedule = scenario.schedule
     name, make = schedule.name, step_orders
     try:

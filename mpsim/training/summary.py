@@ -132,7 +132,7 @@ def work_of(program: Program) -> Work:
         [(t.issued, t.executed_flops, t.peak_seconds) for t in program.templates]
     ).reshape(-1, 3)
     chosen = program.template >= 0
-    size = program.class_size[program.rank[chosen]].astype(np.float64)
+    size = program.class_size[program.rank[chosen]] * program.times_of(chosen)
     return Work(*(float((column[program.template[chosen]] * size).sum()) for column in inside.T))
 
 
@@ -183,9 +183,10 @@ def least_of(step: Step) -> Floats:
     program = step.program
     chosen = program.template >= 0
     rank, template = program.rank[chosen], program.template[chosen]
+    times = program.times_of(chosen)
     inside = np.array([(t.peak_seconds, t.memory_seconds) for t in program.templates])
     kernels = [
-        np.bincount(rank, weights=seconds[template], minlength=program.ranks)
+        np.bincount(rank, weights=seconds[template] * times, minlength=program.ranks)
         for seconds in inside.reshape(-1, 2).T
     ]
     ports = port_ticks(program, step.clusters).reshape(program.ranks, -1)

@@ -1,4 +1,4 @@
-"""Laws of the steady state: leaving out what repeats itself changes no time of any operation, bit for bit."""
+"""Laws of the steady state: periods that are said to come again do, and change no time of any operation, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,111 +9,144 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.engine import run, steady
-from mpsim.engine.chains import Chains
+from mpsim.engine import Timeline, run
+from mpsim.engine.steady import Fold, folded
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import Program, Rows
-from mpsim.schedule import make_orders, schedule_names
+from mpsim.program import Rows
+from mpsim.result.communication import communication_time
+from mpsim.schedule import Orders, make_orders, schedule_names
 from mpsim.training import from_orders
+from mpsim.training.account import attribute
 from mpsim.training.build import build_program
+from mpsim.training.long_step import attribute as attribute_whole
 from mpsim.training.vocabulary import TRAINING, Kind
 from tests.nightly import examples
 from tests.plans import small_plan
 
-STEADY = ("1f1b", "interleaved-1f1b", "seq-1f1b", "zb-1p", "zb-h1", "interleaved-zb", "zb-v")
-"""Schedules that are walked in part, at equal times."""
+STEADY = ("1f1b", "interleaved-1f1b", "zb-1p", "zb-h1", "interleaved-zb", "zb-v")
+"""Schedules that become steady within eight periods of equal stages."""
 
 
-@pytest.fixture(autouse=True)
-def _always_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small programs try it too."""
-    monkeypatch.setattr(steady, "_WORTH", 1)
+def _told(short: Orders, longer: Orders, whole: Orders, **times) -> Fold | None:
+    """The fold of a short step, if any; it tells every figure of the whole."""
+    timeline, expected = (run(from_orders(each, **times)) for each in (short, whole))
+    period = longer.microbatches - short.microbatches
+    fold = folded(timeline, short, longer, period)
+    if fold is None:
+        return None
+    further = (whole.microbatches - short.microbatches) // period
+    _same(fold.whole(expected.program, further), expected)
+    assert expected.makespan == timeline.makespan + further * fold.ticks
+    assert (attribute_whole(fold, further) == attribute(expected)).all()
+    exchanged = [communication_time(each).both for each in (fold.counted(further), expected)]
+    assert np.array_equal(*exchanged)
+    return fold
 
 
-def _left_out(program: Program) -> int:
-    """Periods left out of `program`, 0 where everything is walked; the ends are the same in any case."""
-    chains = Chains.of(program)
-    every = chains.run(program.duration)
-    assert np.array_equal(steady.ends_of(program, chains, program.duration), every)
-    found = steady._Steady.of(program, chains, program.duration)
-    return found.periods if found and found.ends() is not None else 0
+def _same(told: Timeline, expected: Timeline) -> None:
+    assert np.array_equal(told.start, expected.start)
+    assert np.array_equal(told.end, expected.end)
 
 
-@settings(max_examples=examples(20, 50), deadline=None)
+@settings(max_examples=examples(20, 300), deadline=None)
 @given(st.sampled_from(schedule_names()), st.integers(0, 2**31), st.booleans(), st.data())
 def test_no_time_of_any_schedule_changes(name: str, seed: int, blocking: bool, data) -> None:
-    """Stages as unequal as they like, whole ticks or not: what did not become steady is walked."""
+    """Stages as unequal as they like: whatever is said to come again does, one to four times more."""
     draw = np.random.default_rng(seed)
-    pp, virtual = data.draw(st.sampled_from([2, 4, 6])), data.draw(st.sampled_from([None, 2, 3]))
-    microbatches = pp * data.draw(st.integers(7, 14)) + data.draw(st.sampled_from([0, 0, 1]))
+    pp, virtual = data.draw(st.sampled_from([1, 2, 3, 4])), data.draw(st.sampled_from([None, 2, 3]))
+    short = pp * data.draw(st.integers(3, 12)) + data.draw(st.sampled_from([0, 0, 1]))
+    counts = short, short + pp, short + pp * data.draw(st.integers(1, 4))
     try:
-        orders = make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual)
+        orders = [
+            make_orders(name, pp=pp, microbatches=count, virtual_stages=virtual) for count in counts
+        ]
     except ScheduleError:
         return
-    unit = data.draw(st.sampled_from([1.0, 1 / 7]))
-    times = [
-        unit * draw.integers(1, data.draw(st.sampled_from([2, 60])), orders.stages)
-        for _ in range(3)
-    ]
-    send = unit * float(draw.integers(0, 20))
-    program = from_orders(
-        orders, forward=times[0], backward=times[1], weight=times[2], send=send, blocking=blocking
-    )
-    _left_out(program)
+    most = data.draw(st.sampled_from([1, 3, 60]))
+    forward, backward, weight = (draw.integers(1, most + 1, orders[0].stages) for _ in range(3))
+    send = float(draw.integers(0, 2 * most))
+    _told(*orders, forward=forward, backward=backward, weight=weight, send=send, blocking=blocking)
 
 
-@pytest.mark.parametrize("microbatches", [64, 68])
 @pytest.mark.parametrize("name", STEADY)
-def test_a_long_step_is_walked_in_part(name: str, microbatches: int) -> None:
-    """With equal stages at least a third of the periods of four microbatches is left out, of an odd number of them too."""
-    program = from_orders(
-        make_orders(name, pp=4, microbatches=microbatches),
-        forward=1000,
-        backward=1000,
-        weight=900,
-        send=30,
-    )
-    assert _left_out(program) * 4 >= microbatches / 3
+def test_equal_stages_become_steady(name: str) -> None:
+    """Eight periods of four ranks tell of thirty."""
+    orders = (make_orders(name, pp=4, microbatches=count) for count in (32, 36, 120))
+    assert _told(*orders, forward=1000, backward=1000, weight=900, send=30)
 
 
-@pytest.mark.parametrize("virtual", [2, 3])
-@pytest.mark.parametrize("microbatches", [120, 128])
-def test_a_long_interleaved_step_is_walked_in_part(microbatches: int, virtual: int) -> None:
-    """8 ranks, 15 and 16 rounds of microbatches: warm-up, flush and five periods are walked, the rest is not."""
-    orders = make_orders(
-        "interleaved-1f1b", pp=8, microbatches=microbatches, virtual_stages=virtual
-    )
-    program = from_orders(orders, forward=1000, backward=1000, weight=900, send=30)
-    assert _left_out(program) == microbatches // 8 - 5
+def test_phases_that_repeat_themselves_apart_are_no_period() -> None:
+    """GPipe runs all forwards first: a window of them comes again, a period of the step does not."""
+    orders = (make_orders("gpipe", pp=4, microbatches=count) for count in (32, 36, 120))
+    assert _told(*orders, forward=1000, backward=1000, weight=900, send=30) is None
 
 
-def test_jittered_times_are_walked_in_full() -> None:
-    """No node is followed by its like, so nothing is left out."""
-    program = from_orders(make_orders("1f1b", pp=4, microbatches=64), forward=100, backward=200)
-    jitter = np.rint(program.duration * np.random.default_rng(1).lognormal(0, 0.2, len(program)))
-    assert not _left_out(dataclasses.replace(program, duration=jitter))
+def test_orders_that_go_on_otherwise_are_no_period() -> None:
+    """The longer step has to be the short one with the same actions once more."""
+    timeline, orders, longer = _short()
+    assert folded(timeline, orders, longer, 4)
+    assert not folded(timeline, orders, make_orders("gpipe", pp=4, microbatches=68), 4)
 
 
-def test_one_operation_that_takes_longer_in_the_middle_is_not_left_out() -> None:
-    """The slower forward of microbatch 40 delays the step in simpy as in the replay."""
-    program = from_orders(make_orders("1f1b", pp=4, microbatches=64), forward=100, backward=200)
-    slow = (program.microbatch == 40) & (program.kind == Kind.FORWARD) & (program.stage == 2)
-    program = dataclasses.replace(program, duration=program.duration + 5000 * slow)
-    _left_out(program)
-    assert run(program, "replay").makespan == run(program, "simpy").makespan
+def test_a_rank_that_falls_behind_its_messages_is_not_steady() -> None:
+    """Messages take twice as long as forwards: what the second rank waits for was sent ever longer ago."""
+    orders = (make_orders("forward-only", pp=2, microbatches=count) for count in (22, 24, 28))
+    assert _told(*orders, forward=2, backward=1, weight=3, send=4, overlap="fused") is None
+
+
+def test_what_runs_from_before_a_period_until_behind_it_does_not_come_again() -> None:
+    """What begins with the step, waits for nothing and ends with it is there once."""
+    timeline, *orders = _short()
+    start, end = timeline.start.copy(), timeline.end.copy()
+    program = timeline.program
+    first = program.compute_rows[1][0]
+    microbatch = np.where(np.arange(len(program)) == first, -1, program.microbatch)
+    start[first], end[first] = 0.0, timeline.last
+    program = dataclasses.replace(program, microbatch=microbatch.astype(np.int32))
+    long = dataclasses.replace(timeline, program=program, start=start, end=end)
+    assert not folded(long, *orders, 4)
+
+
+def _short(factor: float = 1.0) -> tuple[Timeline, Orders, Orders]:
+    """A steady step of 64 microbatches, and orders of it and of one longer; some forward is slower."""
+    orders, longer = (make_orders("1f1b", pp=4, microbatches=count) for count in (64, 68))
+    program = from_orders(orders, forward=100, backward=200)
+    slow = (program.microbatch == 33) & (program.kind == Kind.FORWARD) & (program.stage == 2)
+    duration = np.where(slow, factor, 1.0) * program.duration
+    return run(dataclasses.replace(program, duration=duration)), orders, longer
+
+
+def test_jittered_times_are_not_counted() -> None:
+    """Nothing is followed by its like."""
+    timeline, *orders = _short()
+    program, draw = timeline.program, np.random.default_rng(1)
+    jitter = np.rint(program.duration * draw.lognormal(0, 0.2, len(program)))
+    assert folded(timeline, *orders, 4)
+    assert not folded(run(dataclasses.replace(program, duration=jitter)), *orders, 4)
+
+
+def test_an_operation_that_takes_longer_is_in_no_period_that_comes_again() -> None:
+    """What it delays ends outside of the window."""
+    timeline, *orders = _short(50.0)
+    fold = folded(timeline, *orders, 4)
+    assert fold is not None
+    program = timeline.program
+    slow = (program.microbatch == 33) & (program.kind == Kind.FORWARD) & (program.stage == 2)
+    assert not slow[fold.rows].any()
+    assert fold.ticks == 4 * 300
 
 
 def test_a_plan_with_collectives_around_its_pipeline_keeps_every_time() -> None:
     """Reductions and the optimizer come after the flush, later by all that was left out."""
-    program = build_program(small_plan(pp=4, tp=2, dp=4, microbatches=64))
-    assert _left_out(program) > 4
-    simpy, replay = run(program, "simpy"), run(program, "replay")
-    assert np.array_equal(simpy.start, replay.start)
-    assert np.array_equal(simpy.end, replay.end)
+    plans = [small_plan(pp=4, tp=2, dp=4, microbatches=count) for count in (24, 28, 64)]
+    short, whole = run(build_program(plans[0])), run(build_program(plans[2]), "simpy")
+    fold = folded(short, plans[0].orders, plans[1].orders, 4)
+    assert fold is not None
+    _same(fold.whole(whole.program, 10), whole)
 
 
-def test_operations_that_wait_for_each_other_are_still_found() -> None:
-    """Forwards of the second rank wait for its later backwards: refused, whatever repeats itself."""
+def test_operations_that_wait_for_each_other_are_found() -> None:
+    """Forwards of the second rank wait for its later backwards: refused."""
     program = from_orders(make_orders("1f1b", pp=2, microbatches=64), forward=100, backward=200)
     rows = np.flatnonzero((program.rank == 1) & (program.kind == Kind.FORWARD))
     before = program.dep.copy()
@@ -128,5 +161,4 @@ def test_a_program_without_actions_is_walked() -> None:
     rows = Rows(TRAINING)
     rows.add(200, kind=Kind.COLLECTIVE, duration=10.0)
     program = rows.finish(rank_name=("pp 0",), class_size=[1])
-    assert not _left_out(program)
     assert run(program).makespan == 2000.0

@@ -9,12 +9,11 @@ import numpy as np
 
 from mpsim.arrays import Floats
 from mpsim.engine.timeline import Timeline
-from mpsim.program import TICK, Stream
+from mpsim.program import TICK
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.schedule import Action
 from mpsim.training.memory.activations import held_by_rank
 from mpsim.training.plan import Plan
-from mpsim.training.vocabulary import PIPELINE
 
 
 def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> MemoryCurve:
@@ -66,12 +65,6 @@ def _over_time(during: Floats, after: Floats) -> Floats:
 
 def action_times(timeline: Timeline, rank: int) -> tuple[Floats, Floats]:
     """Start and end of every action of a rank, in order; an action may be several rows."""
-    program = timeline.program
-    rows = timeline.rows(rank, Stream.COMPUTE)
-    rows = rows[np.isin(program.kind[rows], PIPELINE) & (program.microbatch[rows] >= 0)]
-    key = np.stack([program.kind[rows], program.stage[rows], program.microbatch[rows]])
-    new = np.ones(len(rows), dtype=bool)
-    new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(rows)) - 1
-    return timeline.start[rows[first]], timeline.end[rows[last]]
+    first, last = timeline.program.actions
+    mine = timeline.program.rank[last] == rank
+    return timeline.start[first[mine]], timeline.end[last[mine]]
