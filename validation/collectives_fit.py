@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import constant_groups
-from mpsim.cost.network import group_bandwidth
-from mpsim.cost.traffic import ring_passes
+from mpsim.cost.network import group_bandwidth, ring_passes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

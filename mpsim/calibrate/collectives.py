@@ -13,7 +13,7 @@ from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
 from mpsim.cost import CollectiveModel
 from mpsim.cost.curves import Curve
-from mpsim.cost.traffic import COLLECTIVES, floor_seconds
+from mpsim.cost.network import COLLECTIVES, floor_seconds
 from mpsim.hardware import Calibration, Cluster, Fitted, MeasuredCurve
 from mpsim.measured.records import Measurement
 from mpsim.parallel import GroupShape

@@ -26,7 +26,7 @@ from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outsid
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.cost import CollectiveModel, Constant, KernelModel
 from mpsim.cost.curves import Curve, kernel_class
-from mpsim.cost.traffic import COLLECTIVES
+from mpsim.cost.network import COLLECTIVES
 from mpsim.errors import CalibrationError
 from mpsim.explain import Account, Expected, account, is_log, log_step, read_ranks
 from mpsim.formats.imported import collective_point, kernel_point

@@ -25,8 +25,8 @@ from mpsim.cost.interference import (
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer, Used
 from mpsim.cost.libraries import default_library, library_names
+from mpsim.cost.network import COLLECTIVES
 from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of, unheld_caps
-from mpsim.cost.traffic import COLLECTIVES
 
 __all__ = ["COLLECTIVES", "KERNELS", "Board", "CollectiveCurves", "CollectiveModel", "Constant"]
 __all__ += ["Constants", "Curve", "GemmConstants", "Interference", "KernelModel", "LayoutCosts"]

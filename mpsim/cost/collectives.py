@@ -15,7 +15,7 @@ from mpsim.arrays import Floats
 from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library
-from mpsim.cost.traffic import COLLECTIVES, floor_seconds
+from mpsim.cost.network import COLLECTIVES, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.memo import Memo, remembered
@@ -134,7 +134,7 @@ class CollectiveModel:
         )
 
     def floor(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
-        """Least time of any algorithm on these links [s]: `mpsim.cost.traffic.floor_seconds`."""
+        """Least time of any algorithm on these links [s]: `mpsim.cost.network.floor_seconds`."""
         _check_kind(kind)
         return _like(size_bytes, floor_seconds(kind, size_bytes, group, self.cluster))
 

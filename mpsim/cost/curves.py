@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Status
-from mpsim.cost.traffic import COLLECTIVES
+from mpsim.cost.network import COLLECTIVES
 from mpsim.document import Document, read_document
 from mpsim.errors import CalibrationError, Problem, ScenarioError, nearest
 from mpsim.hardware.calibrated import Calibration

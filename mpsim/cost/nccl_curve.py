@@ -16,8 +16,7 @@ import numpy as np
 from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, constant_groups
-from mpsim.cost.network import group_bandwidth
-from mpsim.cost.traffic import ring_passes
+from mpsim.cost.network import group_bandwidth, ring_passes
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of

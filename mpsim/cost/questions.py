@@ -11,8 +11,8 @@ from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.cost.formulas import UPDATES, attention_pairs, update_seconds
 from mpsim.cost.kernels import KernelModel
+from mpsim.cost.network import ring_passes
 from mpsim.cost.quantise import FORMATS, casting, format_bytes, launch_seconds
-from mpsim.cost.traffic import ring_passes
 from mpsim.errors import HardwareError, WorkloadError, nearest
 from mpsim.framework import framework
 from mpsim.hardware import Accelerator, Cluster, accelerator

@@ -19,14 +19,17 @@ from mpsim.framework.behaviour import (
     TensorOverlap,
 )
 from mpsim.framework.framework import AREAS, Framework, mark_of
-from mpsim.framework.optimizers import Optimizer, optimizer, optimizer_names, stepped_by
 from mpsim.framework.presets import (
+    Optimizer,
     framework,
     framework_aliases,
     framework_line,
     framework_names,
+    optimizer,
+    optimizer_names,
     selective_of,
     settled_keys,
+    stepped_by,
     uncompiled,
 )
 

@@ -1,7 +1,7 @@
 """Communication: how long ranks communicate over each axis, and how much of it runs beside kernels.
 
 Hidden is the time in which a transfer of a rank runs while a kernel runs on that rank; exposed is
-the rest of the time it runs. Unlike the parts of the step (`mpsim.training.account`), these count
+the rest of the time it runs. Unlike the parts of the step (`mpsim.training.result`), these count
 every transfer by itself: two at once count twice, and nobody may wait for what is exposed here.
 
 Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B spans.

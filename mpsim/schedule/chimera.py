@@ -22,8 +22,8 @@ import numpy as np
 
 from mpsim.arrays import Ints
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import Schedule, check_counts, check_even, check_one_chunk
 from mpsim.schedule.stages import TwoWay
 
 _NAME = "chimera"

@@ -31,7 +31,7 @@ PyTorch 2.13, torch.distributed.pipelining.ScheduleDualPipeV.
 from __future__ import annotations
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule import facts
+from mpsim.schedule import registry
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.stages import TwoWay, v_map
 from mpsim.schedule.tape import Tape, from_tapes
@@ -50,10 +50,10 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     >>> dualpipe(pp=2, microbatches=4).tokens()[0][:5]
     ['0F0', '3F2', '0F1', '3B2', '(3F3;0B0)OVERLAP_F_B']
     """
-    facts.check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
-    facts.check_one_chunk(_NAME, virtual_stages, instead="dualpipe-v")
-    facts.check_even(_NAME, "pp", pp, why="the two directions meet between two ranks")
-    facts.check_even(_NAME, "microbatches", microbatches, why="half of them run each way")
+    registry.check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    registry.check_one_chunk(_NAME, virtual_stages, instead="dualpipe-v")
+    registry.check_even(_NAME, "pp", pp, why="the two directions meet between two ranks")
+    registry.check_even(_NAME, "microbatches", microbatches, why="half of them run each way")
     _check_full(_NAME, pp, microbatches)
     ways = TwoWay(pp=pp, microbatches=microbatches)
     tapes = []
@@ -88,8 +88,8 @@ def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders
     [['0F0', '1F0', '0F1', '1B0', '(1F1;0B0)OVERLAP_F_B', '1B1', '0I1', '0W1']]
     """
     name = "dualpipe-v"
-    facts.check_counts(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
-    facts.check_two_chunks(name, virtual_stages)
+    registry.check_counts(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    registry.check_two_chunks(name, virtual_stages)
     _check_full(name, pp, microbatches)
     tapes = [
         _phases(rank, 2 * pp - 1 - rank, rank, half=pp, microbatches=microbatches)
@@ -141,5 +141,5 @@ def _phases(near: int, far: int, place: int, *, half: int, microbatches: int) ->
     return tape
 
 
-DUALPIPE = facts.Schedule(_NAME, dualpipe, directions=2, fuses=True)
-DUALPIPE_V = facts.Schedule("dualpipe-v", dualpipe_v, chunks=2, fuses=True)
+DUALPIPE = registry.Schedule(_NAME, dualpipe, directions=2, fuses=True)
+DUALPIPE_V = registry.Schedule("dualpipe-v", dualpipe_v, chunks=2, fuses=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import Schedule, check_counts
 from mpsim.schedule.stages import loop_map
 
 _NAME = "forward-only"

@@ -21,9 +21,9 @@ import numpy as np
 
 from mpsim.arrays import Ints
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.loop import loop_orders, split_loop_orders
 from mpsim.schedule.orders import Orders
+from mpsim.schedule.registry import Schedule, check_counts
 from mpsim.shipped import say
 
 _NAME = "interleaved-1f1b"

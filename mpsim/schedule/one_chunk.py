@@ -22,9 +22,9 @@ import numpy as np
 
 from mpsim.arrays import Ints
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import loop_orders, split_loop_orders
 from mpsim.schedule.orders import Orders
+from mpsim.schedule.registry import Schedule, check_counts, check_one_chunk
 
 _SEGMENTS = 2  # the fewest that make Seq1F1B another schedule than 1F1B
 

@@ -16,8 +16,8 @@ PyTorch 2.13, torch.distributed.pipelining.ScheduleZBVZeroBubble (order of the p
 
 from __future__ import annotations
 
-from mpsim.schedule.facts import Schedule, check_counts, check_two_chunks
 from mpsim.schedule.orders import Orders
+from mpsim.schedule.registry import Schedule, check_counts, check_two_chunks
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Tape, from_tapes
 

@@ -13,8 +13,7 @@ from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import GIVEN, Accelerator, Cluster, accelerator_names, source_of
 from mpsim.result import Result
-from mpsim.result.energy import meter_constants
-from mpsim.result.figures import mean_over_accelerators
+from mpsim.result.figures import mean_over_accelerators, meter_constants
 from mpsim.result.words import Figures
 from mpsim.scenario.fields import PriceRate
 from mpsim.shipped import read_shipped

@@ -1,6 +1,6 @@
 """Bubble by cause: why the compute stream of a rank waits for other stages.
 
-The bubble of a rank (`mpsim.training.account`) is cut into the intervals in which
+The bubble of a rank (`mpsim.training.result`) is cut into the intervals in which
 
 * ``warm-up``: it has not begun its first backward, and waits for the pipeline to fill;
 * ``drain``: it has run its last forward, and waits for the pipeline to empty;

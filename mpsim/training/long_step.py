@@ -21,9 +21,8 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import extent_of
 from mpsim.schedule import schedule
-from mpsim.training.account import idle_waits
 from mpsim.training.planning import orders_of
-from mpsim.training.result import TrainingResult
+from mpsim.training.result import TrainingResult, idle_waits
 
 _WORTH = 2**15  # rows from which a short step and what shows that it repeats cost less than all
 _SHORT = (4, 8, 32)
@@ -62,7 +61,7 @@ def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
 
 
 def attribute(fold: Fold, further: int) -> Floats:
-    """Split the time of a step with `further` periods, as `mpsim.training.account` does [ticks]."""
+    """Split the time of a step with `further` periods, as `mpsim.training.result` does [ticks]."""
     counted = fold.counted(further)
     busy, idle = counted.program.busy_parts, idle_waits(counted)
     parts, again = busy.copy(), np.zeros_like(busy)

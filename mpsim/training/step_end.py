@@ -23,6 +23,7 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import account_memory
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
+from mpsim.training.replicas.exchanges import host_optimizer
 from mpsim.training.replicas.groups import (
     GATHERS,
     STREAMS,
@@ -30,7 +31,6 @@ from mpsim.training.replicas.groups import (
     collective_link,
     collective_prices,
 )
-from mpsim.training.replicas.offload import host_optimizer
 from mpsim.training.replicas.residency import matrices
 from mpsim.training.vocabulary import PARTS, Kind, Link
 from mpsim.workload import Phase, orthogonal_products

@@ -16,7 +16,7 @@ from mpsim.parallel import best_domain, straddling
 from mpsim.program import TICK, Program
 from mpsim.program.floors import fabric_ticks, link_floors, port_ticks
 from mpsim.result import Result, figures
-from mpsim.result.energy import measure_energy
+from mpsim.result.figures import measure_energy
 from mpsim.result.words import Figures
 from mpsim.shipped import say
 from mpsim.training.build import build_program

@@ -31,7 +31,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 168
+MODULES = 161
 """Of mpsim, that a run of the quickstart imports."""
 
 

@@ -15,7 +15,7 @@ from mpsim.program.links import Links, links_of
 from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
 from mpsim.training import build_program
-from mpsim.training.account import attribute
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 

@@ -13,8 +13,8 @@ from mpsim.engine import run
 from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
 from mpsim.training import build_program
-from mpsim.training.account import attribute
 from mpsim.training.plan import Plan
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS
 from tests.nightly import examples
 from tests.plans import small_plan

@@ -16,7 +16,7 @@ from mpsim.parallel.experts import busiest_rank, expected_maximum
 from mpsim.program.expand import expand
 from mpsim.program.unfold import Unfolding
 from mpsim.training import Plan, build_program
-from mpsim.training.account import attribute
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import Experts
 from tests.nightly import examples

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from mpsim.cost import COLLECTIVES, CollectiveModel, default_library, library_names
 from mpsim.cost.libraries.host import HostLibrary, decision_table
-from mpsim.cost.network import group_bandwidth, nic_bandwidth
-from mpsim.cost.traffic import ring_passes
+from mpsim.cost.network import group_bandwidth, nic_bandwidth, ring_passes
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system

@@ -18,9 +18,9 @@ from mpsim.parallel import FOLDED
 from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
 from mpsim.program.unfold import Unfolding
-from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.plan import Plan
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS
 from tests.nightly import examples
 from tests.plans import small_plan

@@ -16,9 +16,9 @@ from mpsim.program import Rows
 from mpsim.result.communication import communication_time
 from mpsim.schedule import Orders, make_orders, schedule_names
 from mpsim.training import from_orders
-from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.long_step import attribute as attribute_whole
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import TRAINING, Kind
 from tests.nightly import examples
 from tests.plans import small_plan

@@ -18,9 +18,9 @@ from mpsim.program import TICK
 from mpsim.program.expand import expand
 from mpsim.program.unfold import Unfolding
 from mpsim.scenario import Scenario
-from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 from tests.nightly import examples

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpsim.cost.traffic import sent_bytes
+from mpsim.cost.network import sent_bytes
 from mpsim.framework import ContextExchange, ExpertDispatch, ExpertOverlap, TensorOverlap
 from mpsim.hardware import system
 from mpsim.parallel import (

@@ -26,10 +26,11 @@ from mpsim.cost.network import (
     nic_bandwidth,
     nodes_spanned,
     pair_bandwidth,
+    ring_passes,
+    sent_bytes,
     slowed_nic_bandwidth,
     torus_extents,
 )
-from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of

@@ -16,7 +16,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
 from mpsim.cost.libraries.algorithms import ALGORITHMS, Wires, wires_of
-from mpsim.cost.traffic import sent_bytes
+from mpsim.cost.network import sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.memo import remembered
 from mpsim.parallel.crossing import GroupShape

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mpsim.errors import Problem, nearest
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario.checks.common import mistake
-from mpsim.scenario.checks.machine import absent_parts
+from mpsim.scenario.checks.step import absent_parts
 from mpsim.scenario.servers import server_problems
 from mpsim.scenario.settled import released
 

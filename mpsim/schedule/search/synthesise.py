@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim import structs
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import Schedule, check_counts
 from mpsim.schedule.search.bound import lower_bound
 from mpsim.schedule.search.evaluate import (
     Room,

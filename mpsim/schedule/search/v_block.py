@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import Schedule, check_counts
 from mpsim.schedule.search.evaluate import Setting, evaluate_orders
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Step, from_steps

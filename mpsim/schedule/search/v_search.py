@@ -27,8 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import check_counts
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import check_counts
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Step, from_steps

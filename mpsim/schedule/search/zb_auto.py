@@ -27,8 +27,8 @@ from collections.abc import Sequence
 
 from mpsim import structs
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.registry import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 from mpsim.schedule.stages import loop_map
 from mpsim.schedule.tape import Step, from_steps

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from mpsim.cost import CollectiveModel, Status
-from mpsim.cost.network import group_bandwidth, pair_bandwidth, torus_extents
-from mpsim.cost.traffic import ring_passes, sent_bytes
+from mpsim.cost.network import (
+    group_bandwidth,
+    pair_bandwidth,
+    ring_passes,
+    sent_bytes,
+    torus_extents,
+)
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import build_cluster, system

@@ -28,7 +28,7 @@ from mpsim.plot.step import attribution_chart, bubble_chart, memory_areas, memor
 from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
-from mpsim.training.account import attribute, idle_waits
+from mpsim.training.result import attribute, idle_waits
 
 MS = 1e9  # ticks
 

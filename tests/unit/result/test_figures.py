@@ -12,8 +12,7 @@ from mpsim.cost import Constant, Status
 from mpsim.engine import run
 from mpsim.hardware import system
 from mpsim.program import TICK, Rows, Stream
-from mpsim.result.energy import measure_energy
-from mpsim.result.figures import unsure
+from mpsim.result.figures import measure_energy, unsure
 from mpsim.result.result import Result
 from mpsim.result.utilisation import kernel_seconds, measure_utilisation, used_of
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind

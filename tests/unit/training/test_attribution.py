@@ -14,7 +14,7 @@ from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
-from mpsim.training.account import attribute
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 
 

@@ -11,8 +11,8 @@ from mpsim.scenario.scenario import load
 from mpsim.schedule import make_orders, schedules
 from mpsim.simulate import simulate_step
 from mpsim.training import from_orders
-from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
+from mpsim.training.result import attribute, idle_waits
 from mpsim.training.vocabulary import PARTS
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"

@@ -15,12 +15,12 @@ from mpsim.hardware import host_of
 from mpsim.program import TICK, Program, Stream
 from mpsim.schedule import Action
 from mpsim.training import build_program
-from mpsim.training.account import attribute
 from mpsim.training.memory.account import account_memory
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.memory.states import buffers, model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_weight
+from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS, Kind
 from tests.plans import small_plan
 
