@@ -130,9 +130,7 @@ class PartChoice(fields.Section):
 
 
 _Named: TypeAlias = "ClusterChoice | AcceleratorChoice | LinkChoice"
-Parts: TypeAlias = Annotated[
-    tuple[PartChoice, ...], Field(strict=False, min_length=1, max_length=10_000)
-]
+Parts: TypeAlias = Annotated[fields.Some[PartChoice], Field(max_length=10_000)]
 
 
 class ClusterChoice(fields.Section):

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import pydantic
 from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
@@ -154,6 +154,9 @@ class Shorthand:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
+T = TypeVar("T")
+Listed: TypeAlias = Annotated[tuple[T, ...], pydantic.Field(strict=False)]  # as files have lists
+Some: TypeAlias = Annotated[tuple[T, ...], pydantic.Field(strict=False, min_length=1)]
 Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
 Tokens: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=100_000_000)]

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias, get_args
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import LengthChoice, Name, OneOf, PresetSection, Section, Time
+from mpsim.scenario import fields
 from mpsim.schedule import is_schedule, schedule, schedule_names
 from mpsim.shipped import say
 from mpsim.workload import Tuning
@@ -40,9 +40,11 @@ def factors(degrees: Mapping[str, int]) -> str:
 
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+Layers = Annotated[int, Field(ge=0, le=10_000)]
+Batch = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class Parallelism(Section):
+class Parallelism(fields.Section):
     """How the work is divided among accelerators."""
 
     tp: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -69,13 +71,9 @@ class Parallelism(Section):
     """Place of offloaded states: host memory or NVMe drives."""
     offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the optimizer's state that is offloaded; the device steps the rest."""
-    order: Name = "-".join(AXES)
+    order: fields.Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
-    layers_per_stage: (
-        Annotated[tuple[Annotated[int, Field(ge=0, le=10_000)], ...], Field(strict=False)]
-        | Literal["auto"]
-        | None
-    ) = None
+    layers_per_stage: fields.Listed[Layers] | Literal["auto"] | None = None
     """Layers of each (virtual) stage in model order, or auto: balanced by work, as far as the
     framework can split; left out, divided evenly."""
     embedding_counts_as_layer: bool = False
@@ -109,10 +107,10 @@ class Parallelism(Section):
         return math.prod(self.dividing.values())
 
 
-class ScheduleChoice(Section):
+class ScheduleChoice(fields.Section):
     """The order of forwards and backwards on each pipeline rank."""
 
-    name: Annotated[str, OneOf(is_schedule, schedule_names)] | None = None
+    name: Annotated[str, fields.OneOf(is_schedule, schedule_names)] | None = None
     """A schedule by name; left out only when a file is given."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""
@@ -136,17 +134,12 @@ class ScheduleChoice(Section):
         return schedule(self.name).chunks or 1
 
 
-class Adapter(Section):
+class Adapter(fields.Section):
     """Low-rank adapters beside frozen products (LoRA)."""
 
     rank: Annotated[int, Field(ge=1, le=65536)] = 8
     """Inner width of every adapter, at most the narrower side of the product beside it."""
-    modules: Annotated[tuple[Projection, ...], Field(strict=False, min_length=1)] = (
-        "qkv",
-        "output",
-        "up",
-        "down",
-    )
+    modules: fields.Some[Projection] = ("qkv", "output", "up", "down")
     """Products with adapters: qkv (or some of query, key, value), output (of attention), up (with
     the gate), down, head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -157,24 +150,18 @@ class Adapter(Section):
     else is narrow is widened before each product."""
 
 
-class Training(Section):
+class Training(fields.Section):
     """Batches, number format and recomputation of one training step; batches count sequences."""
 
-    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    global_batch: Batch
     """Sequences of one optimizer step, over all replicas."""
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Sequences that go through the pipeline together."""
-    batch_per_replica: (
-        Annotated[
-            tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...],
-            Field(strict=False, min_length=1, max_length=100_000),
-        ]
-        | None
-    ) = None
+    batch_per_replica: Annotated[fields.Some[Batch], Field(max_length=100_000)] | None = None
     """Sequences of each replica, which sum to global_batch; left out, divided evenly."""
     sequence_length: Annotated[int, Field(ge=1, le=100_000_000)]
     """Tokens of a sequence."""
-    lengths: LengthChoice | None = None
+    lengths: fields.LengthChoice | None = None
     """Tokens of a sample; left out, every sequence is full. Samples are cut at sequence_length."""
     packing: bool = False
     """Whether samples fill sequences, each attending to itself alone, or each is padded to the
@@ -189,26 +176,22 @@ class Training(Section):
     recompute_method: Literal["uniform", "block"] | None = None
     """Unit of full recomputation: chunks of recompute_layers layers, or the first recompute_layers
     of every stage; left out, uniform."""
-    recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    recompute_layers: Layers | None = None
     """Layers of a chunk (1 when left out), or of every (virtual) stage for block."""
-    recompute_modules: (
-        Annotated[tuple[RecomputeModule, ...], Field(strict=False, min_length=1)] | None
-    ) = None
+    recompute_modules: fields.Some[RecomputeModule] | None = None
     """Modules that selective recomputation runs again; left out, core_attn, or per-op where the
     framework's selective is that."""
-    recompute_keeps: Annotated[tuple[KeptValue, ...], Field(strict=False, min_length=1)] | None = (
-        None
-    )
+    recompute_keeps: fields.Some[KeptValue] | None = None
     """Values that per-op keeps beside a layer's input: what products return, attention's output
     (context), sums over tensor parallelism; left out, every second product, context and sums."""
-    optimizer: Name | None = None
+    optimizer: fields.Name | None = None
     """Optimizer of the catalog (see 'mpsim show optimizers'); left out, the AdamW that the
     framework's preset describes."""
     method: Method = "full"
     """Parameters that train: all (full), or adapters beside 16-bit (lora) or narrow (qlora)."""
     adapter: Adapter | None = None
     """Adapters of lora and qlora; left out, of rank 8 beside every product of a layer."""
-    frozen: Annotated[tuple[FrozenPart, ...], Field(strict=False)] = ()
+    frozen: fields.Listed[FrozenPart] = ()
     """Parts whose products and tables do not train: embedding, vision, attention, mlp, head."""
     offload_activations: Literal["inputs", "products", "all"] | None = None
     """Activations that wait on the host: inputs of layers, all kept but those, or all."""
@@ -227,14 +210,14 @@ class Training(Section):
         )
 
 
-class FrameworkChoice(PresetSection):
+class FrameworkChoice(fields.PresetSection):
     """The software stack: a preset, and fields of it to replace, written beside it."""
 
-    preset: Name = "megatron-lm"
+    preset: fields.Name = "megatron-lm"
     """A framework by name (see 'mpsim show frameworks')."""
 
 
-class Simulation(Section):
+class Simulation(fields.Section):
     """Engine, network and seed."""
 
     engine: Literal["auto", "simpy", "replay"] = "auto"
@@ -255,12 +238,12 @@ Coefficient = Annotated[float, Field(ge=0, le=1)]
 Index = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class SlowPart(Section):
+class SlowPart(fields.Section):
     """Accelerators that compute slower than the others."""
 
     node: Index | None = None
     """All of one node."""
-    ranks: Annotated[tuple[Index, ...], Field(strict=False, min_length=1)] | None = None
+    ranks: fields.Some[Index] | None = None
     """Or these ranks."""
     speed: Share
     """Speed over that of the others, such as 0.8."""
@@ -272,7 +255,7 @@ class SlowPart(Section):
         return self
 
 
-class ThinLink(Section):
+class ThinLink(fields.Section):
     """NICs of a node that have lost bandwidth, always or now and then."""
 
     node: Index
@@ -283,18 +266,18 @@ class ThinLink(Section):
     """Share of the time in which it is so; below 1 the link flaps."""
 
 
-class Outage(Section):
+class Outage(fields.Section):
     """A node that is down for a while; of services."""
 
     node: Index
     """The node."""
-    at: Time
+    at: fields.Time
     """When it fails, from the start of the run."""
-    duration: Time
+    duration: fields.Time
     """How long it is down."""
 
 
-class Variation(Section):
+class Variation(fields.Section):
     """Differences from rank to rank and from step to step; drawn by simulation.seed."""
 
     speed: Coefficient = 0.0
@@ -306,11 +289,11 @@ class Variation(Section):
     experts: Coefficient = 0.0
     """Coefficient of variation of the load of the busiest rank of experts, drawn for every
     operation; for a mixture of experts."""
-    slow: Annotated[tuple[SlowPart, ...], Field(strict=False)] = ()
+    slow: fields.Listed[SlowPart] = ()
     """Accelerators that are slow in every step."""
-    links: Annotated[tuple[ThinLink, ...], Field(strict=False)] = ()
+    links: fields.Listed[ThinLink] = ()
     """Links that are degraded or flap."""
-    outages: Annotated[tuple[Outage, ...], Field(strict=False)] = ()
+    outages: fields.Listed[Outage] = ()
     """Nodes of a service that fail: what their instances had goes on elsewhere."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """Steps to draw."""

@@ -162,7 +162,7 @@ class Speculation(fields.Section):
     """Tokens drafted for a sequence in each iteration."""
     acceptance: Probability
     """Probability that a drafted token is right, if those before it were."""
-    by_position: Annotated[tuple[Probability, ...], Field(strict=False, max_length=64)] = ()
+    by_position: Annotated[fields.Listed[Probability], Field(max_length=64)] = ()
     """Probabilities of the first tokens, where they differ from those of the others."""
     draft: fields.Name = "mtp"
     """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token),

@@ -17,7 +17,7 @@ from mpsim.hardware import Cluster
 from mpsim.inputs import shown
 from mpsim.scenario import sections
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
-from mpsim.scenario.fields import Later, Section, Shorthand
+from mpsim.scenario.fields import Later, Listed, Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.settled import in_words, settle, settled_by
@@ -77,7 +77,7 @@ class Written(Section):
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     design: DesignChoice | None = None
     """Clusters to choose from for some work, for `mpsim design`; left out, none."""
-    include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()
+    include: Listed[str] | str = ()
     """Files to start from, relative to this one; what stands here wins."""
     overrides: Annotated[dict[str, dict[str, object]], Field(default_factory=dict, max_length=100)]
     """Named changes to choose from, each a mapping of dotted keys or sections."""
