@@ -103,8 +103,7 @@ def _least_ttft(plan: ServicePlan, tail: Floats) -> Floats:
 def _least_step(plan: ServicePlan, context: Floats) -> Floats:
     """One decoding iteration of a sequence that is alone [s]."""
     prices, engine = plan.prices, plan.engine
-    queries = 1 + plan.rules.drafts
-    stage = prices.token_seconds(queries) + prices.context_seconds(context)
+    stage = prices.token_seconds(1 + plan.rules.drafts) + prices.context_seconds(context)
     device = (stage * prices.work.pp + prices.head_seconds(1)) * engine.slowdown
     least: Floats = np.maximum(device, prices.least_launches) + engine.step_time
     return least

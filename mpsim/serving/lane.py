@@ -107,13 +107,11 @@ class Lane:
 
     def seconds(self, iteration: Iteration) -> float:
         """Time of an iteration [s]."""
-        prompts = len(iteration.done)
-        if not iteration.parts:
-            seconds = self.pace * float(self.prices.seconds(iteration.batch, prompts))
+        if loads := [part.batch for _, part in iteration.parts]:
+            seconds = self.prices.apart_seconds(loads, len(iteration.done))
         else:
-            loads = [part.batch for _, part in iteration.parts]
-            seconds = self.pace * float(self.prices.apart_seconds(loads, prompts))
-        return max(seconds, iteration.loading)
+            seconds = self.prices.seconds(iteration.batch, len(iteration.done))
+        return max(self.pace * float(seconds), iteration.loading)
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, what each later one adds [s]; None if no line."""

@@ -218,6 +218,9 @@ def _warnings(
     most = plan.replicas * plan.pp / plan.stream_time if plan.stream_time else math.inf
     if _rate(tally.output, tally.seconds) > _BUSY * most:
         yield say("serving.one_process", most=most, wider=10 * plan.engine.stream_interval)
+    launched = list(tally.sums.values())[-1].launched / plan.lanes  # of the pool that decodes
+    if launched > (1.0 - _BUSY) * served.end:
+        yield say("serving.launched", share=percent(launched / served.end))
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:

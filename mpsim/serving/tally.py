@@ -265,6 +265,7 @@ class RowSums:
         self._seconds, self._active = 0.0, 0.0
         self._over = {"decodes": (0.0, 0.0), "used": (0.0, 0.0)}
         self._reach: dict[float, float] = {}
+        self.launched = 0.0  # of decoding batches whose size no graph has, where none pads [s]
 
     def add(self, steps: Mapping[str, Floats]) -> None:
         """Add iterations."""
@@ -273,6 +274,9 @@ class RowSums:
         if not len(left):
             return
         self._seconds += float(left.sum())
+        if (sizes := self._plan.engine.graph_sizes) and not self._plan.engine.graph_padding:
+            launched = ~np.isin(steps["decodes"] / work.attention_dp, sizes)
+            self.launched += float(left[launched & (steps["prompt_tokens"] == 0)].sum())
         for column, (total, most) in self._over.items():
             values = steps[column]
             weighted = total + float((values * left).sum())

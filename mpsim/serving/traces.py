@@ -128,12 +128,9 @@ def _row(
     arrival: float, prompt: str | float, output: str | float, hashes: tuple[int, ...] = ()
 ) -> _Row:
     sizes = float(prompt), float(output)
-    if not all(map(math.isfinite, sizes)):
+    if not (abs(arrival) < _LATEST and 1 <= sizes[0] <= _LONGEST and 0 <= sizes[1] <= _LONGEST):
         raise ValueError(_WANTED)
-    lengths = int(sizes[0]), int(sizes[1])
-    if not (abs(arrival) < _LATEST and 1 <= lengths[0] <= _LONGEST and 0 <= lengths[1] <= _LONGEST):
-        raise ValueError(_WANTED)
-    return _Row(float(arrival), *lengths, hashes)
+    return _Row(float(arrival), int(sizes[0]), int(sizes[1]), hashes)
 
 
 def _mooncake(

@@ -202,12 +202,30 @@ def test_more_bandwidth_never_lowers_throughput(preset):
     assert ends == sorted(ends, reverse=True)
 
 
-@pytest.mark.parametrize("preset", ["vllm-v1", "tensorrt-llm-1.x"])
+@pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x", "fastertransformer"])
 def test_more_cache_never_lowers_throughput(preset):
+    """Of equal requests, whose order cannot matter."""
     plan = _plan(preset=preset)
     few = 2000 // plan.engine.block
     ends = [_serve(plan, _equal(48), given_blocks=few * factor).end for factor in (1, 2, 4, 16)]
     assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize(("pads", "gains"), [(True, True), (False, False)])
+def test_more_cache_costs_where_it_ends_between_two_graphs(pads, gains):
+    """A cache of 32 requests fills a graph of TensorRT-LLM, and one of 40 none where it does not pad: the host launches its layers, and the service says so."""
+    plan = _plan(preset="tensorrt-llm-1.x")
+    own = dataclasses.replace(plan.engine, graph_padding=pads)
+    blocks = (512 + 64) // own.block
+    requests, rates, told = _equal(320), [], []
+    for room in (32, 40):
+        few = dataclasses.replace(plan, engine=own, given_blocks=room * blocks)
+        served = _serve(few, requests)
+        figures = figures_of(few, served, tally_of(few, requests, served))
+        rates.append(figures["output_tokens_per_s"])
+        told.append("graph_padding" in " ".join(figures["warnings"]))
+    assert (rates[1] > rates[0]) is gains
+    assert told == [False, not pads]
 
 
 @pytest.mark.parametrize("what", ["bandwidth", "cache", "replicas"])
