@@ -3,6 +3,7 @@
 All bandwidths are per direction: a bidirectional (marketing) figure is halved on entry.
 """
 
+import contextlib
 import enum
 import math
 import types
@@ -20,6 +21,8 @@ SCALED_FORMATS = types.MappingProxyType(
 )
 """Formats with a scale a row or block, and the precision whose matrix units they run on."""
 _SCALED_BY_HARDWARE = frozenset({"mxfp8"})
+# format: vendor whose matrix units alone apply its scales (16 elements each in NVFP4, 32 in MX)
+_SCALED_BY_VENDOR = types.MappingProxyType({"nvfp4": "NVIDIA"})
 
 
 _MHZ = 1e6
@@ -137,6 +140,12 @@ class Accelerator(Sourced):
                 f" {boost / _MHZ:g} MHz"
             )
 
+    def multiplies(self, precision: str) -> bool:
+        """Whether its matrix units have a format."""
+        with contextlib.suppress(HardwareError):
+            return self.peak(precision) > 0
+        return False
+
     def peak(self, precision: str) -> float:
         """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError without one.
 
@@ -148,6 +157,8 @@ class Accelerator(Sourced):
         try:
             if precision in _SCALED_BY_HARDWARE:
                 self.peak_flops["fp4"]
+            if _SCALED_BY_VENDOR.get(precision, self.vendor) != self.vendor:
+                raise KeyError(precision)
             return self.peak_flops[SCALED_FORMATS.get(precision, precision)]
         except KeyError:
             has = ", ".join(sorted(self.peak_flops))

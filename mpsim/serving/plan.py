@@ -264,7 +264,7 @@ class ServicePlan:
     def weight_format(self) -> Format:
         """Format of linear layers: weights alone are narrow where the chip has no units for it."""
         form = FORMATS[self.weights]
-        if form.compute in self.cluster.accelerator.peak_flops:
+        if self.cluster.accelerator.multiplies(form.precision or form.compute):
             return form
         return structs.replace(form, compute="bf16", precision="")
 
@@ -489,7 +489,7 @@ class ServicePlan:
         pool = f"{self.key}." if self.key != "serving" else ""
         chip, most = self.cluster.accelerator, self.cluster.accelerators
         inside = (self.model.heads, *(() if self.model.mla else (self.model.kv_heads,)))
-        own = released(self.model.name)
+        own, form = released(self.model.name), FORMATS[self.weights]
         ways: dict[str, list[int] | list[str]] = {
             "parallelism.tp": [
                 n
@@ -502,8 +502,8 @@ class ServicePlan:
                 name
                 for name in (own, "fp8", "w4a16", "nvfp4")
                 if name is not None
-                and FORMATS[name].bytes < FORMATS[self.weights].bytes
-                and (name == own or FORMATS[name].compute in chip.peak_flops)
+                and (new := FORMATS[name]).bytes < form.bytes
+                and (name == own or chip.multiplies(new.precision or new.compute))
             ],
         }
         load = self.workload

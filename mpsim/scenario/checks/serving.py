@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import Problem, nearest
-from mpsim.hardware import accelerator, accelerator_names
+from mpsim.hardware import SCALED_FORMATS, accelerator, accelerator_names
 from mpsim.scenario.checks.common import mistake
 from mpsim.scenario.checks.step import absent_parts
 from mpsim.scenario.servers import server_problems
@@ -15,9 +15,7 @@ from mpsim.scenario.settled import released
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-_COMPUTE: Final = {"fp8_block": "fp8", "nvfp4": "fp4"} | {
-    name: name for name in ("bf16", "fp16", "fp8", "int8")
-}
+_MULTIPLIED: Final = ("fp8_block", "nvfp4", "bf16", "fp16", "fp8", "int8")
 _TRAINING_KEYS: Final = (
     "dp cp etp zero shard offload offload_to offload_fraction order sequence_parallel"
     " layers_per_stage embedding_counts_as_layer loss_counts_as_layer"
@@ -218,9 +216,10 @@ def check_service_precision(scenario: Written) -> Iterator[Problem]:
     own = released(scenario.transformer.name)
     for section, pool in scenario.pools.items():
         chip = accelerator(pool.accelerator) if pool.accelerator else scenario.hardware.accelerator
-        has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
-        need = _COMPUTE.get(pool.weights or "")
-        if need is not None and need not in chip.peak_flops:
+        has = [name for name in _MULTIPLIED if chip.multiplies(name)]
+        if (need := str(pool.weights)) in _MULTIPLIED and need not in has:
+            element = SCALED_FORMATS.get(need, need)
+            need = need if element in chip.peak_flops else element
             got = f"{pool.weights}{', as released' if pool.weights == own else ''}"
             usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
             figures = {"section": section, "got": got, "chip": chip.name, "need": need}

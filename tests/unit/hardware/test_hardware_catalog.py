@@ -33,6 +33,17 @@ NVIDIA_2X_TRAPS = {  # bidirectional totals of the vendor, GB/s per accelerator
 }
 
 
+@pytest.mark.parametrize("name", ["mi355x", "trainium3"])
+def test_scales_of_nvfp4_are_of_one_vendor(name):
+    """MI355X and Trainium3 multiply FP4 with a scale for 32 elements (MX), none for 16: NVFP4 runs on Blackwell."""
+    chip = accelerator(name)
+    assert chip.multiplies("mxfp8")
+    assert not chip.multiplies("nvfp4")
+    assert accelerator("b200-sxm").multiplies("nvfp4")
+    with pytest.raises(HardwareError, match=f"{name} has no nvfp4"):
+        chip.peak("nvfp4")
+
+
 @pytest.mark.parametrize("name", accelerator_names())
 def test_every_accelerator_figure_has_a_source_and_a_date(name):
     """Whatever figure one asks about, the answer says where it was read and on which day."""

@@ -178,6 +178,16 @@ def test_formats_that_others_name_lead_to_ours(word):
         served({}, {"weights": word})
 
 
+@pytest.mark.parametrize(
+    ("chip", "words"), [("mi355x", "mi355x has no nvfp4"), ("h100-sxm", "h100-sxm has no fp4")]
+)
+def test_weights_without_matrix_units_for_their_scales_are_refused(chip, words):
+    """FP4 of MI355X has scales of 32 elements, those of NVFP4 have 16."""
+    cluster = {"accelerator": chip, "nodes": 1, "accelerators_per_node": 8}
+    with pytest.raises(ScenarioError, match=words):
+        served({"engine": "vllm"}, {"weights": "nvfp4"}, model="llama3-8b", cluster=cluster)
+
+
 def test_a_prefix_that_no_prompt_is_longer_than_is_refused():
     """Prompts of 500 tokens, the prefix among them, share nothing of 2,000; lengths that vary may."""
     load = {"rate": 1.0, "prompt": 500, "shared_prefix": 2000}
