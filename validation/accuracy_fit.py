@@ -34,7 +34,7 @@ from bench import files, runs, tables, training
 from mpsim.cost import collectives, kernels
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.errors import MpsimError
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 from mpsim.formats.words import gpu
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link

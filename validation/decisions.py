@@ -20,7 +20,7 @@ import numpy as np
 from bench import files, validate_files
 from bench.runs import read_run, simulated
 from bench.training import group_of
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.result.residuals import Setting, residuals
 from mpsim.study.search.belief import Belief
 from mpsim.study.search.given import ranked_by

@@ -35,7 +35,7 @@ from bench import files, training
 from mpsim import memo
 from mpsim.cost.constants import Status, choose_group
 from mpsim.errors import MpsimError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.hardware.lookup import accelerator
 from mpsim.result.residuals import (
     FASTEST_BY,

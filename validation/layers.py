@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mpsim
 from mpsim.cost import KernelModel
-from mpsim.formats.cells import read_rows
+from mpsim.formats.tables import read_rows
 from mpsim.parallel import Communication, Compute
 from mpsim.schedule import Action
 from mpsim.simulate import prepare

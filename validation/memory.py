@@ -22,7 +22,7 @@ from bench.runs import read_run, simulated
 from bench.torch_steps import cases, parts_of
 from decisions import SWEEPS, Tried, sweeps
 from mpsim.errors import MpsimError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step
 from mpsim.validate import Record

@@ -38,7 +38,7 @@ from bench.rows import Row
 from bench.runs import read_run, simulated
 from bench.training import MEASURED, MEASURED_ON_NODE, as_published, blank, blank_on_node
 from mpsim.errors import MpsimError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.scenario import Scenario
 
 HERE = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import validate_files
 from bench.plans import hours_of
 from mpsim import memo
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.study.plan import known_trainings
 from mpsim.validate.records import Record
 

@@ -29,7 +29,7 @@ from bench.files import opened
 from bench.inference import served_point
 from mpsim.calibrate.serving import on_machine
 from mpsim.errors import MpsimError
-from mpsim.formats.cells import read_rows
+from mpsim.formats.tables import read_rows
 from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate import Record
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpsim.formats.cells import read_rows
+from mpsim.formats.tables import read_rows
 from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accuracy_fit import cells_of
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.validate import Record
 
 __all__ = ["draw", "section"]

@@ -28,8 +28,7 @@ def explore(
     --port: Port to listen on; 0: any that is free.
     --open: Open the page in this machine's browser.
     """
-    from mpsim.report.explorer import Explorer
-    from mpsim.report.server import Server
+    from mpsim.report.explorer import Explorer, Server
 
     scenario = reading.load(file)
     explorer = Explorer(scenario, unlimited=reading.yes)

@@ -10,7 +10,7 @@ from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import DATA, table
 from mpsim.inputs import shown
 from mpsim.shipped import say
-from mpsim.workload.experts import Experts
+from mpsim.workload.variants import Experts
 
 _LATENT = tuple(
     f"model.mla.{field}"

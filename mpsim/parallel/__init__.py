@@ -4,7 +4,11 @@ from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, EXPOSED, FOLDED, RE
 from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
 from mpsim.parallel.crossing import GroupShape, placed, spread
 from mpsim.parallel.experts import rank_load
-from mpsim.parallel.items import (
+from mpsim.parallel.layout import Layout
+from mpsim.parallel.mesh import EXPERT_AXES, Mesh, best_domain, straddling, whole_groups
+from mpsim.parallel.partition import Stage, partition_layers, placed_stages
+from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
+from mpsim.parallel.tensor import (
     Communication,
     Compute,
     Item,
@@ -13,10 +17,6 @@ from mpsim.parallel.items import (
     Waits,
     repeated,
 )
-from mpsim.parallel.layout import Layout
-from mpsim.parallel.mesh import EXPERT_AXES, Mesh, best_domain, straddling, whole_groups
-from mpsim.parallel.partition import Stage, partition_layers, placed_stages
-from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
 
 __all__ = ["ACCOUNTED", "AXES", "AXIS_NAMES", "EXPERT_AXES", "EXPOSED", "FOLDED", "REPLICATING"]
 __all__ += ["Communication", "Compute", "GroupShape", "Item", "Layout", "Mesh", "Repeat", "Routing"]

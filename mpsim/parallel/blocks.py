@@ -28,9 +28,18 @@ from mpsim.parallel.experts import (
     split_shared,
     way_back,
 )
-from mpsim.parallel.items import Communication, Compute, Item, Repeat, Waits, repeated
 from mpsim.parallel.shard import Sharding, shard
-from mpsim.parallel.tensor import backward_items, forward_items, norm_items
+from mpsim.parallel.tensor import (
+    Communication,
+    Compute,
+    Item,
+    Repeat,
+    Waits,
+    backward_items,
+    forward_items,
+    norm_items,
+    repeated,
+)
 from mpsim.workload import Expansion, Module, Operator, Phase, Split
 
 Plain = Callable[[Operator], Iterator[Item]]

@@ -21,8 +21,8 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
-from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.shard import Routing, Sharding, shard
+from mpsim.parallel.tensor import Communication, Compute, Item, Synchronization, Waits
 from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 Beside = tuple[Sequence[Item], Sequence[Item]]

@@ -18,7 +18,8 @@ from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages,
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.fields import LengthChoice
-from mpsim.schedule import Orders, make_orders
+from mpsim.schedule import make_orders
+from mpsim.schedule.orders import Action, Orders
 from mpsim.shipped import say
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
@@ -70,7 +71,7 @@ def _orders_of(
         schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, flushes=flushes
     )
     if beside and not orders.fused.any():
-        from mpsim.schedule.beside import forwards_beside_backwards
+        from mpsim.training.planning import forwards_beside_backwards
 
         orders = forwards_beside_backwards(orders)
     return orders.validate()
@@ -311,3 +312,36 @@ def _quantiles(lengths: LengthChoice) -> list[float]:
         normal = statistics.NormalDist(math.log(tokens) - variance / 2, math.sqrt(variance))
         return [math.exp(normal.inv_cdf(share)) for share in shares]
     return [tokens] * _POINTS
+
+
+def forwards_beside_backwards(orders: Orders) -> Orders:
+    """Make a block of every full backward and the forward that follows it at once, forward first.
+
+    Megatron-Core's overlap of expert exchanges runs one more forward in warm-up, so that the next
+    forward and a backward of the steady state have nothing to do with each other (NVIDIA/
+    Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py, schedules.py, 2025).
+
+    `orders`: without blocks; on one rank, or interleaved: with one chunk on each of several ranks a
+    block would wait for the block that it feeds.
+
+    Returns Orders: the same actions.
+
+    Examples
+    --------
+    >>> from mpsim.schedule import make_orders
+    >>> forwards_beside_backwards(make_orders("1f1b", pp=1, microbatches=3)).tokens()
+    [['0F0', '(0F1;0B0)OVERLAP_F_B', '(0F2;0B1)OVERLAP_F_B', '0B2']]
+    """
+    follows = (orders.kind[:-1] == Action.B) & (orders.kind[1:] == Action.F)
+    head = np.flatnonzero(follows & (orders.rank[:-1] == orders.rank[1:]))
+    place = np.arange(len(orders))
+    place[head], place[head + 1] = head + 1, head
+    fused = np.zeros(len(orders), dtype=bool)
+    fused[head] = True
+    return structs.replace(
+        orders,
+        kind=orders.kind[place],
+        stage=orders.stage[place],
+        microbatch=orders.microbatch[place],
+        fused=fused,
+    )

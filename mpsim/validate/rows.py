@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from mpsim import structs
 from mpsim.document import Document, parse_scalar
 from mpsim.errors import CalibrationError, MpsimError, UnitError
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 from mpsim.inputs import shown
 from mpsim.memo import remembered
 from mpsim.result import Result

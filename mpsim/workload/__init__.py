@@ -11,17 +11,15 @@ from mpsim.workload.builders import (
 from mpsim.workload.casts import Casting, kept_narrow, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.flops import model_flops, part_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
-from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.tuning import ADAPTERS, ALL_TRAINED, Tuning
-from mpsim.workload.vision import VisionTower
+from mpsim.workload.variants import Experts, LatentAttention, StateMixer, VisionTower
 
 __all__ = ["ADAPTERS", "ALL_TRAINED", "Casting", "Count", "Expansion", "Experts", "LatentAttention"]
 __all__ += ["Lowering", "Module", "Operator", "OperatorKind", "Parameters", "Phase", "Role"]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
-from mpsim.workload.experts import LatentAttention
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import LayerKind, Transformer
+from mpsim.workload.variants import LatentAttention
 
 QKV_WEIGHTS = 3  # queries, keys, values
 

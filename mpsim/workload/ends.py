@@ -13,7 +13,7 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
-from mpsim.workload.vision import VisionTower
+from mpsim.workload.variants import VisionTower
 
 
 def expand_embedding(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from mpsim import structs
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, gemm_flops, linear, moving
 from mpsim.workload.expansion import Step
-from mpsim.workload.experts import Experts
 from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
+from mpsim.workload.variants import Experts
 
 
 def plain_mlp(part: Part) -> Iterator[Step]:

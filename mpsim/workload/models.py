@@ -10,10 +10,8 @@ from mpsim import structs
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
-from mpsim.workload.experts import Experts, LatentAttention
-from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
-from mpsim.workload.vision import VisionTower
+from mpsim.workload.variants import Experts, LatentAttention, StateMixer, VisionTower
 
 
 def model(name: str) -> Transformer:

@@ -9,7 +9,7 @@ from mpsim.workload.builders import STATISTIC_BYTES, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
-from mpsim.workload.state import StateMixer
+from mpsim.workload.variants import StateMixer
 
 _BACKWARD: float = 2.5  # two gradients of each product, and states made again
 

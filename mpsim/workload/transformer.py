@@ -11,10 +11,8 @@ from mpsim.memo import remembered
 from mpsim.nouns import Description, Figure, describe_fields
 from mpsim.shipped import say
 from mpsim.workload import sizes
-from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
-from mpsim.workload.state import PATTERN, StateMixer
-from mpsim.workload.vision import VisionTower
+from mpsim.workload.variants import PATTERN, Experts, LatentAttention, StateMixer, VisionTower
 
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.report import page, report
-from mpsim.report.explorer import Explorer
-from mpsim.report.server import Server
+from mpsim.report.explorer import Explorer, Server
 from mpsim.serving import make_service, run_service
 from tests.browser.browser import Browser, browser
 

@@ -12,8 +12,14 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import FormatError, ScenarioError
-from mpsim.formats.chakra.schema import add_attributes, framed, message, messages
-from mpsim.formats.chakra.trace import read_rank, read_ranks
+from mpsim.formats.chakra.trace import (
+    add_attributes,
+    framed,
+    message,
+    messages,
+    read_rank,
+    read_ranks,
+)
 from mpsim.formats.chakra.writer import write_chakra
 from mpsim.program import TICK, Stream
 from mpsim.program.csr import owners

@@ -13,7 +13,7 @@ import pytest
 from accuracy import APART, counts
 from accuracy_fit import COLOURS, colour
 from intervals import Judged, rank_correlation
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
 COMMITTED = json.loads((FOLDER / "accuracy.json").read_text("utf-8"))

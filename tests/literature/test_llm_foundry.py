@@ -8,7 +8,7 @@ import pytest
 
 from bench.runs import filled, scenario_of
 from bench.tables import rule_of
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory.account import account_memory

@@ -11,7 +11,7 @@ import yaml
 from bench import validate_files
 from bench.runs import read_run
 from bench.training import MEASURED
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from tests.nightly import NIGHTLY
 
 ROWS = 30 if NIGHTLY else 10

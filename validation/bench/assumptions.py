@@ -11,7 +11,7 @@ from typing import Any
 from bench.shapes import gate_of, head_of
 from bench.tables import said, sharding_of, table, words_of
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.parallel import AXES
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 from bench.shapes import kin_of
 from bench.tables import lookup, table
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 
 __all__ = ["attention_of"]
 

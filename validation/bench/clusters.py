@@ -10,7 +10,7 @@ from bench.assumptions import instance_of, slices_of, system_of
 from bench.machines import links_of, nic_named, per_node, rack_of
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.formats.words import gpu
 from mpsim.hardware import Accelerator, Link, LinkShape, system
 from mpsim.hardware.lookup import GENERIC_NIC

@@ -11,7 +11,7 @@ from bench.rows import Row
 from bench.tables import lookup, table
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
 from mpsim.result.residuals import Setting, chip_names

@@ -11,7 +11,7 @@ from bench import collectives, inference, kernels, peaks, plans, schedules, trai
 from bench.columns import TABLES, table_kind
 from bench.rows import Row
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 from mpsim.hardware import Cluster
 from mpsim.serving.result import ServedPoint
 from mpsim.validate.records import Record, Validation

@@ -16,7 +16,7 @@ from bench.shapes import kin_of, layers_of_experts
 from bench.tables import affirmed, lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered
@@ -29,7 +29,7 @@ from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate.records import Record
 from mpsim.workload import Transformer
-from mpsim.workload.experts import Experts, LatentAttention
+from mpsim.workload.variants import Experts, LatentAttention
 
 __all__ = ["MEASURED", "blank", "plan_of", "predict", "served_point"]
 

@@ -7,7 +7,7 @@ import re
 
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 
 __all__ = ["InstanceLayout", "layout_of", "pools_of"]
 

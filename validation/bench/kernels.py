@@ -13,7 +13,7 @@ from bench.tables import lookup, table
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.formats.words import gpu
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting, chip_names, format_names

@@ -10,7 +10,7 @@ from typing import Any
 from bench.assumptions import slices_of
 from bench.tables import lookup, said, table
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.parallel import AXES, AXIS_NAMES
 from mpsim.schedule import schedule, schedules
 

@@ -11,7 +11,7 @@ from bench.rows import Row
 from bench.tables import lookup, of_stack, on_top, rule_of, seen_as, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve

@@ -13,7 +13,7 @@ from bench.shapes import check_parameters, counted, head_of, stated, tables
 from bench.tables import of_stack, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.result.residuals import Interval
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step

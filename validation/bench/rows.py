@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.hardware import Cluster
 
 __all__ = ["Row"]

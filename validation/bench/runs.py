@@ -20,7 +20,7 @@ from bench.shapes import counted, kin_of, layers_of_experts, stated
 from bench.tables import affirmed, lookup, on_top, rule_of, said, table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario

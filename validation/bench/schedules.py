@@ -13,7 +13,7 @@ from bench.rows import Row
 from bench.tables import lookup, table
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
 from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search.v_search import zb_v_search

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
 from mpsim.workload import Transformer, model, model_names
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.formats import words
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.result.residuals import Setting
 
 __all__ = [

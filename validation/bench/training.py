@@ -11,7 +11,7 @@ from bench.runs import read_run, simulated
 from bench.shapes import check_parameters
 from bench.tables import of_stack, rule_of, seen_as
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.scenario import Scenario
 from mpsim.training.intervals import residuals_of
 from mpsim.validate.records import Record

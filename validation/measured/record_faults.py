@@ -226,8 +226,7 @@ def timed(world: Any, case: dict[str, Any], file: str, pipe: Any) -> dict[str, A
     from mpsim.measure.model import Sizes
     from mpsim.measure.plan import Split
     from mpsim.measure.recorder import Recorder
-    from mpsim.measure.steps import Batch, place_of
-    from mpsim.measure.training import Replica
+    from mpsim.measure.steps import Batch, Replica, place_of
 
     layout, draw = case["layout"], np.random.default_rng(case["seed"])
     sizes, split = Sizes(**case["sizes"]), Split(**LAYOUTS[layout])

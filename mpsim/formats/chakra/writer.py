@@ -25,7 +25,7 @@ import numpy as np
 from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES
 from mpsim.errors import ScenarioError
-from mpsim.formats.chakra import schema
+from mpsim.formats.chakra import trace
 from mpsim.formats.outgoing import Exported, Lost, check_trains
 from mpsim.output import safe_name
 from mpsim.parallel.axes import EXPOSED, FOLDED, Span
@@ -114,10 +114,10 @@ class _Writer:
     def files(self) -> Iterator[tuple[int, bytes]]:
         """Rank and content of every file, in the order of ranks."""
         contents: dict[int, bytes] = {}
-        head = schema.framed(schema.message("GlobalMetadata", version=_VERSION))
+        head = trace.framed(trace.message("GlobalMetadata", version=_VERSION))
         for place in range(self._program.ranks):
             nodes = [
-                (node, schema.framed(node) if varying is None else b"", varying)
+                (node, trace.framed(node) if varying is None else b"", varying)
                 for node, varying in self._nodes(place)
             ]
             for index, rank in enumerate(self._ranks[place].ravel().tolist()):
@@ -126,10 +126,10 @@ class _Writer:
                     if varying is None:
                         parts.append(fixed)
                         continue
-                    own = schema.message("Node")
+                    own = trace.message("Node")
                     own.CopyFrom(node)
-                    schema.add_attributes(own, varying(index, rank))
-                    parts.append(schema.framed(own))
+                    trace.add_attributes(own, varying(index, rank))
+                    parts.append(trace.framed(own))
                 contents[rank] = b"".join(parts)
         yield from sorted(contents.items())
 
@@ -146,21 +146,21 @@ class _Writer:
                 [other in mine for other in data], dtype=bool
             )
             for extra, (kind, varying) in enumerate(self._typed(place, row)):
-                node = schema.message(
+                node = trace.message(
                     "Node",
                     id=_node_id(row) + extra,
                     name=labels[program.label[row]] or kinds[program.kind[row]].replace("_", " "),
-                    type=schema.NODE_TYPES.index(kind),
+                    type=trace.NODE_TYPES.index(kind),
                     ctrl_deps=[_node_id(each) for each in before.get(row, ()) if each not in data],
                     data_deps=[_node_id(other) for other in data if other in mine],
                     duration_micros=round(float(program.duration[row]) * TICK / _MICRO),
                 )
-                schema.add_attributes(node, self._ours(row))
+                trace.add_attributes(node, self._ours(row))
                 if kind == "COMP":
                     on_host = int(program.stream[row]) in (Stream.HOST, Stream.COPY)
                     flops = round(float(self._flops[row]))
                     work = {"is_cpu_op": int(on_host), "num_ops": flops, "tensor_size": 0}
-                    schema.add_attributes(node, work)
+                    trace.add_attributes(node, work)
                 yield node, varying
 
     def _queue_order(self, place: int) -> dict[int, list[int]]:
@@ -240,7 +240,7 @@ class _Writer:
         name = COLLECTIVES[int(self._program.collective[row])]
         name = _AS.get(name, name)
         whole = float(self._program.size[row])
-        kind = schema.COLLECTIVE_TYPES.index(name)
+        kind = trace.COLLECTIVE_TYPES.index(name)
 
         def described(index: int, rank: int) -> Mapping[str, int | str]:
             del index

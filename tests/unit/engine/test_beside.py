@@ -9,8 +9,8 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.schedule import make_orders
-from mpsim.schedule.beside import forwards_beside_backwards
 from mpsim.training import build_program
+from mpsim.training.planning import forwards_beside_backwards
 from mpsim.workload import Experts
 from tests.plans import small_plan
 

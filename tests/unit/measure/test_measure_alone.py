@@ -267,8 +267,7 @@ def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
     from mpsim.measure.model import Sizes
     from mpsim.measure.plan import Split
     from mpsim.measure.recorder import Recorder
-    from mpsim.measure.steps import Batch, checked, place_of
-    from mpsim.measure.training import Replica
+    from mpsim.measure.steps import Batch, Replica, checked, place_of
 
     sizes = Sizes(2, 32, 2, 64, 64, 16, 1)
     place, axes = place_of(world, Split(), "float32")

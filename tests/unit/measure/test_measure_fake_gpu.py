@@ -217,7 +217,7 @@ def test_what_training_runs_is_measured_before_the_rest() -> None:
 def test_layers_are_compiled_and_not_the_model(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves every layer, so that compiling takes as long for 32 of them as for one."""
     from mpsim.measure.model import Gpt, Layer, Place, Sizes
-    from mpsim.measure.training import _compile
+    from mpsim.measure.steps import _compile
 
     compiled: list[object] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))

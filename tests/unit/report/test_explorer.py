@@ -12,8 +12,7 @@ import yaml
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.report.explorer import Explorer
-from mpsim.report.server import HOST, Server
+from mpsim.report.explorer import HOST, Explorer, Server
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from mpsim import inputs
 from mpsim.archive import Archive, save
 from mpsim.cli import main
 from mpsim.errors import MpsimError, ScenarioError, TooLargeError
-from mpsim.formats.cells import read_rows
+from mpsim.formats.tables import read_rows
 from mpsim.measured.files import read_measured
 from mpsim.schedule.csv_file import read_csv
 from mpsim.serving.traces import read_trace
@@ -117,7 +117,7 @@ def test_a_small_packed_table_does_not_fill_the_memory(tmp_path, monkeypatch):
     script = (
         "import resource, sys, pathlib\n"
         "from mpsim import inputs\n"
-        "from mpsim.formats.cells import read_rows\n"
+        "from mpsim.formats.tables import read_rows\n"
         "from mpsim.errors import CalibrationError\n"
         "inputs.CELLS = 400_000\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

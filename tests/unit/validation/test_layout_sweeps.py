@@ -8,7 +8,7 @@ import pytest
 
 from bench.tables import rule_of
 from decisions import SWEEPS, Sweep, Tried
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.result.residuals import Setting
 
 RAN_OUT = None

@@ -8,7 +8,7 @@ from bench.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
 from bench.runs import filled, scenario_of
 from bench.tables import rule_of
 from mpsim.formats import Assumed
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 
 FSDP = {
     "family": "nobody's",

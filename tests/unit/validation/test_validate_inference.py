@@ -12,7 +12,7 @@ from bench.files import opened
 from bench.inference import plan_of
 from bench.instances import InstanceLayout, pools_of
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 
 DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "inference-runs.csv"
 FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}

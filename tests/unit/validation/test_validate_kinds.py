@@ -16,7 +16,7 @@ from bench.rows import Row
 from bench.runs import scenario_of
 from bench.tables import rule_of, table
 from mpsim.cost import CollectiveModel, KernelModel
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
 from mpsim.parallel import GroupShape

@@ -15,7 +15,7 @@ from bench.runs import described, fitting, read_run
 from bench.tables import affirmed, lookup, on_top, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.formats.words import gpu
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario import Scenario

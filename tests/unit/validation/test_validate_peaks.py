@@ -10,7 +10,7 @@ import pytest
 from bench import validate_files
 from bench.peaks import peak_of, scenario_of
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.plan import Plan

@@ -13,7 +13,7 @@ from bench.plans import MEASURED, as_run
 from bench.rows import Row
 from bench.runs import read_run
 from bench.shapes import counted, gate_of, head_of, tables
-from mpsim.formats.cells import Cells
+from mpsim.formats.tables import Cells
 
 PLANS = Path(__file__).parents[3] / "validation/data/training-plans.csv"
 SMALL = {

@@ -6,7 +6,7 @@ import pytest
 
 from bench.files import KINDS, recognise
 from mpsim.errors import CalibrationError
-from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows
 from mpsim.validate.records import Record, Validation, summarise
 
 
