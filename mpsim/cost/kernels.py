@@ -228,6 +228,7 @@ class KernelModel:
         *,
         gathered: bool = False,
         fused_experts: bool = False,
+        casts: str = "separate",
     ) -> Expansion:
         """The same operators with the casts of a narrow precision (`mpsim.workload.with_casts`)."""
         if self._casting is None:
@@ -239,6 +240,7 @@ class KernelModel:
             wide_roles=self._wide_roles,
             gathered=gathered,
             fused_experts=fused_experts,
+            casts=casts if self.precision == "fp8" else "separate",
         )
 
     def weight_cast_seconds(self, parameters: ArrayLike, wide_bytes: float) -> Floats:

@@ -14,6 +14,7 @@ from mpsim.workload.lowering import ElementBytes, ElementSize
 AttentionKernel: TypeAlias = Literal[
     "flash1", "flash2", "flash3", "cudnn", "cudnn-2025", "cudnn-fp8", "cudnn-mxfp8"
 ]
+NarrowCasts: TypeAlias = Literal["separate", "norms", "elementwise", "twice"]
 ParameterBytes: TypeAlias = Annotated[float, Plain("B a parameter", {"ge": 0.0, "lt": 1e12})]
 
 
@@ -139,6 +140,10 @@ class KernelBehaviour:
     that are not fused, below 1 for compiled ones."""
     narrow_head: Flag = False
     """Whether the output projection, too, runs in a narrow `training.precision`."""
+    narrow_casts: NarrowCasts = "separate"
+    """What makes tensors fp8 with one scale: kernels of their own (`separate`), norms what products
+    read (`norms`, delayed scaling of Transformer Engine), elementwise kernels too (`elementwise`,
+    XLA), or kernels that read all but a norm's output `twice` (current scaling)."""
     softmax_group: Whole = 0
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""

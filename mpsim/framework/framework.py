@@ -67,7 +67,7 @@ class Framework:
         """
         if precision not in _FULL_PRECISION:
             return self
-        size = _FULL_PRECISION_BYTES
+        size = 4
         lowering = structs.replace(
             self.lowering,
             activation_bytes=max(size, self.lowering.activation_bytes),
@@ -108,20 +108,17 @@ class Framework:
         """The stack on a host whose calls take so many times those of an x86 server."""
         if call_time == 1.0:
             return self
-        host = structs.replace(
-            self.host, **{name: call_time * getattr(self.host, name) for name in _CALLS}
-        )
+        longer = {name: call_time * getattr(self.host, name) for name in _CALLS}
+        host = structs.replace(self.host, **longer)
         calls = call_time * self.experts.product_launch_cost
         experts = structs.replace(self.experts, product_launch_cost=calls)
         return structs.replace(self, host=host, experts=experts)
 
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside a backward when there are `pp` stages."""
-        if self.host.launch_blocking:
-            return False
-        if self.data.gradient_overlap is behaviour.GradientOverlap.WITHOUT_PIPELINE:
-            return pp == 1
-        return self.data.gradient_overlap is not behaviour.GradientOverlap.NEVER
+        never, alone = behaviour.GradientOverlap.NEVER, behaviour.GradientOverlap.WITHOUT_PIPELINE
+        refuses = (never,) if pp == 1 else (never, alone)
+        return not self.host.launch_blocking and self.data.gradient_overlap not in refuses
 
     def defers_sums(self, pp: int) -> bool:
         """Whether sums between copies of shards wait for the last backward."""
@@ -130,7 +127,6 @@ class Framework:
 
 
 _FULL_PRECISION = ("fp32", "tf32")
-_FULL_PRECISION_BYTES = 4
 _SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
 _UNUSED: typing.Final = "flash1"  # where scores are in memory: every chip has its constants
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
@@ -183,9 +179,8 @@ def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Fra
         problems += _problems(error, key)
     if problems:
         order = {f"{key}.{field}": number for number, field in enumerate(data)}
-        raise ScenarioError(
-            sorted(problems, key=lambda problem: (order.get(problem.key, len(order)), problem.key))
-        )
+        problems.sort(key=lambda each: (order.get(each.key, len(order)), each.key))
+        raise ScenarioError(problems)
     return framework
 
 

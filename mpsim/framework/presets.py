@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -92,8 +93,7 @@ def selective_of(preset: str) -> str:
 
 def framework_names() -> tuple[str, ...]:
     """Every preset and alias, sorted."""
-    presets, aliases = _catalog()
-    return tuple(sorted({*presets, *aliases}))
+    return tuple(sorted(itertools.chain(*_catalog())))
 
 
 def framework_aliases() -> Mapping[str, str]:

@@ -104,16 +104,17 @@ class Blocks:
     @functools.cached_property
     def _expansions(self) -> Mapping[str, Expansion]:
         """Operators of each part, with the casts of a narrow precision."""
-        lowering = self._plan.layout.framework.lowering
-        fused = lowering.fused_grouped_mlp
-        expanded = self._plan.expansions
-        sharding, kernels = self._plan.sharding, self._costs.kernels
+        software, sharding = self._plan.layout.framework, self._plan.sharding
         gathered = sharding.tensor.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
         return {
-            name: kernels.with_casts(
-                operators, lowering.activation_bytes, gathered=gathered, fused_experts=fused
+            name: self._costs.kernels.with_casts(
+                operators,
+                software.lowering.activation_bytes,
+                gathered=gathered,
+                fused_experts=software.lowering.fused_grouped_mlp,
+                casts=software.kernels.narrow_casts,
             )
-            for name, operators in expanded.items()
+            for name, operators in self._plan.expansions.items()
         }
 
     def of(self, stage: Stage, action: Action) -> Row:

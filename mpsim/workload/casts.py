@@ -9,6 +9,12 @@ from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
+_WRITERS = {  # kernels that leave less to a cast behind them, by `casts` of `with_casts`
+    "norms": (OperatorKind.NORM,),
+    "elementwise": (OperatorKind.NORM, OperatorKind.ELEMENTWISE),
+    "twice": (OperatorKind.NORM,),
+}
+
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
@@ -52,6 +58,7 @@ def with_casts(
     wide_roles: Collection[Role] = (),
     gathered: bool = False,
     fused_experts: bool = False,
+    casts: str = "separate",
 ) -> Expansion:
     """Put casts before the linear layers, whose products then read narrow elements.
 
@@ -59,6 +66,7 @@ def with_casts(
     linear layers that stay wide. `gathered`: whether tensor-parallel ranks gather narrow elements:
     each casts its share and transposes the whole. `fused_experts`: whether products of experts hand
     each other narrow elements: what the second reads, and the gradient that the first reads.
+    `casts`: as `framework.narrow_casts` has it.
 
     Notes
     -----
@@ -76,13 +84,10 @@ def with_casts(
     ['norm1', 'quantise qkv input', 'qkv']
     """
     trained = frozenset(o.place for o in expansion.backward if o.phase is Phase.WEIGHT_GRADIENT)
-    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered, fused_experts, trained)
-
-    return structs.replace(
-        expansion,
-        forward=tuple(_cast(expansion.forward, rules)),
-        backward=tuple(_cast(expansion.backward, rules)),
-    )
+    wide = frozenset(wide_roles)
+    rules = _Rules(casting, wide_bytes, wide, gathered, fused_experts, trained, casts)
+    forward, backward = (tuple(_cast(o, rules)) for o in (expansion.forward, expansion.backward))
+    return structs.replace(expansion, forward=forward, backward=backward)
 
 
 def kept_narrow(
@@ -138,18 +143,20 @@ class _Rules:
     gathered: bool
     fused_experts: bool
     trained: frozenset[tuple[Module, Role]]
+    casts: str
 
 
 def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
-    narrow = rules.casting.element_bytes
+    narrow, following = rules.casting.element_bytes, None
     for operator in operators:
+        before, following = following, operator
         if not _is_linear(operator) or operator.role in rules.wide:
             yield operator
             continue
         if operator.phase is Phase.WEIGHT_GRADIENT:
             yield from _late(operator, rules)
         elif not (rules.fused_experts and _is_handed_on(operator)):
-            yield _quantise(operator, rules)
+            yield from _quantise(operator, before, rules)
         saved = (rules.wide_bytes - narrow) * sum(operator.operands[:2])
         yield structs.replace(operator, bytes=operator.bytes - saved, operand_bytes=narrow)
 
@@ -166,15 +173,24 @@ def _is_handed_on(product: Operator) -> bool:
     return product.module is Module.EXPERTS and product.role is inside
 
 
-def _quantise(product: Operator, rules: _Rules) -> Operator:
-    """Cast of what a product reads besides the weight: its left operand."""
-    what = "input" if product.phase is Phase.FORWARD else "gradient"
+def _quantise(product: Operator, before: Operator | None, rules: _Rules) -> Iterator[Operator]:
+    """Cast of what a product reads besides the weight, its left operand, unless it comes narrow."""
+    forward = product.phase is Phase.FORWARD
+    what, casting, elements = "input" if forward else "gradient", rules.casting, product.operands[0]
     split = _split(product, what, rules)
     # the transposed copy of an input is for the gradient of the weight alone
-    whole = product.phase is not Phase.FORWARD or product.place in rules.trained
+    whole = not forward or product.place in rules.trained
     whole = whole and not (rules.gathered and split is Split.SEQUENCE)
-    read = float(product.operands[0]), rules.wide_bytes
-    return _kernel(product, what, split, rules.casting.first_bytes(*read, transposed=whole))
+    moved = casting.first_bytes(float(elements), rules.wide_bytes, transposed=whole)
+    # norms write what is read forward, kernels of XLA both ways; a norm knows its largest magnitude
+    writes = _WRITERS.get(rules.casts, ()) if forward or rules.casts == "elementwise" else ()
+    written = before is not None and before.kind in writes
+    if rules.casts == "twice":
+        moved += (not written) * elements * rules.wide_bytes
+    elif written:
+        moved = whole * casting.transposing_bytes(float(elements))
+    if moved:
+        yield _kernel(product, what, split, moved)
 
 
 def _late(product: Operator, rules: _Rules) -> Iterator[Operator]:

@@ -118,7 +118,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "pipeline_zero_limit": {"parallelism": {"zero": 1, "pp": 2}},
         "microbatch_gradients": {**ONE_STAGE, "training.sequence_length": 64},
         **dict.fromkeys(("scale_reductions", "keeps_narrow", "narrow_activations"), NARROW),
-        **dict.fromkeys(("narrow_launches", "narrow_head"), NARROW),
+        **dict.fromkeys(("narrow_launches", "narrow_head", "narrow_casts"), NARROW),
         "transposed_weights": {**NARROW, "framework.gathered_bytes": 1},
         "drops_gradients": {**ALONE, "training.global_batch": 1},
         "layer_synchronizations": {"framework.synchronization_cost": "1 ms"},

@@ -110,6 +110,42 @@ def test_inputs_of_frozen_weights_have_no_transposed_copy() -> None:
     assert moved["quantise fc1 gradient"] == TOKENS * 3072 * 4
 
 
+@pytest.mark.parametrize(
+    ("casts", "qkv", "fc2", "gradient"),
+    [
+        ("separate", 4, 4, 4),
+        ("norms", 2, 4, 4),  # the norm writes fp8; what is left reads 1 B and writes it transposed
+        ("elementwise", 2, 2, 2),  # so do activations and their gradients
+        ("twice", 4, 6, 6),  # 2 B are read for the largest magnitude, which norms find themselves
+    ],
+)
+def test_kernels_before_a_product_do_its_cast_or_leave_it_more(
+    casts: str, qkv: int, fc2: int, gradient: int
+) -> None:
+    """Bytes of a cast for an element, of two narrow copies of what is 2 B wide."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2, casts=casts)
+    moved = {one.name: one.bytes for one in (*cast.forward, *cast.backward)}
+    assert moved["quantise qkv input"] == TOKENS * 768 * qkv
+    assert moved["quantise fc2 input"] == TOKENS * 3072 * fc2
+    assert moved["quantise fc1 gradient"] == TOKENS * 3072 * gradient
+
+
+def test_what_a_norm_writes_narrow_is_gathered_without_a_cast() -> None:
+    """Ranks divide tokens: nothing is cast before the gather, and the whole is transposed behind it."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2, gathered=True, casts="norms")
+    names = {one.name for one in (*cast.forward, *cast.backward)}
+    assert "quantise qkv input" not in names
+    assert {"quantise qkv input for the weight", "quantise fc2 input"} <= names
+
+
+def test_scales_of_blocks_are_cast_as_ever() -> None:
+    """Only fp8 with one scale a tensor asks how a stack makes it: MXFP8 of a norm's output is a kernel of its own."""
+    for precision, same in (("fp8", False), ("mxfp8", True)):
+        model = KernelModel(accelerator("b200-sxm"), precision)
+        casts = (model.with_casts(layer(), 2, casts=casts) for casts in ("separate", "norms"))
+        assert (next(casts) == next(casts)) is same
+
+
 def test_scales_of_rows_are_cast_twice_and_after_the_gather() -> None:
     """Forward 2 B in and 1 B out of the whole input on every rank; both operands of the weight gradient are read again, 3.4 times over."""
     rows = Casting(element_bytes=1.0, passes=1, copies=1, late_passes=3.4)
