@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import collectives, inference, kernels, peaks, plans, schedules, training
 from bench.columns import TABLES, table_kind
-from bench.rows import Row
+from bench.rows import Row, tidied
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.tables import Cells, read_rows
 from mpsim.hardware import Cluster
@@ -188,6 +188,7 @@ def opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[R
 
 
 def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -> Row:
+    values = {column: tidied(column, cell or "") for column, cell in values.items()}
     measured = {column: values[column] for column in kind.measured if column in values}
     configuration = {
         column: "" if _SILENT.fullmatch(cell or "") else cell

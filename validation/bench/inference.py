@@ -11,7 +11,7 @@ from bench.assumptions import network_of
 from bench.attention import attention_of
 from bench.instances import layout_of, pools_of
 from bench.machines import nic_named, per_node, rack_of
-from bench.rows import Row
+from bench.rows import Row, tidied
 from bench.shapes import kin_of, layers_of_experts
 from bench.tables import affirmed, lookup, table
 from mpsim.errors import CalibrationError, nearest
@@ -50,6 +50,7 @@ _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _DRAFTS_NOTHING = r"(none|no|not|off|without|disabled|false|0)\b"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
+_UNSHARED = r"(prefix|radix)[- ]?cach\w*( is)?[ =:]+(off|disabled|false|no\b)|(no|without|disabled?|no-enable)[- ](prefix|radix)[- ]cach"
 _EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
     "max_num_seqs": "max_sequences",
@@ -88,9 +89,12 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     plan, assumed = plan_of(row)
     figures = measurable(plan)
     sentences = tuple(map(str, assumed))
+    setting = setting_of(plan)
+    if _first("engines", row.configuration).get("stands_in"):
+        labels = {**setting.labels, "engine": ("", "")}  # what stands in was not what was measured
+        setting = dataclasses.replace(setting, labels=labels, guessed=setting.guessed + 1)
     return [
-        _filled(blank, blank.id.rsplit("#", 1)[1], figures, setting_of(plan), sentences)
-        for blank in blanks
+        _filled(blank, blank.id.rsplit("#", 1)[1], figures, setting, sentences) for blank in blanks
     ]
 
 
@@ -146,8 +150,7 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     if cells.text("complete") == "no":
         why = cells.text("missing_or_assumed") or "not said"
         raise CalibrationError(f"the row is marked as lacking what matters: {why}")
-    lookup(_TABLE, "regimes", cells.text("regime"))
-    cells = _in_formats(cells)
+    cells = _in_formats(_in_words(cells, assumed))
     said = cells.text("speculation")
     drafts = bool(said) and not re.match(_DRAFTS_NOTHING, said, re.IGNORECASE)
     if drafts or re.search(_SPECULATES, affirmed(cells.text("notes"))):
@@ -178,6 +181,31 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     if weights in ("fp8", "fp8_block", "int8") and plan.weight_format.compute not in peaks:
         raise CalibrationError(f"{plan.cluster.accelerator.name} has no {weights} products")
     return _fitted(_tuned(plan, cells, assumed), cells, assumed), assumed
+
+
+def _in_words(cells: Cells, assumed: list[Assumed]) -> Cells:
+    """The row with its regime and engine by their usual names, and with what its words state where columns are empty.
+
+    Raises
+    ------
+    CalibrationError
+        If such a regime is not a service, or not known.
+    """
+    entry = lookup(_TABLE, "regimes", cells.text("regime"))
+    values = {**cells.values, "regime": str(entry["regime"])}
+    for name in table(_TABLE)["names"]:
+        values["engine"] = re.sub(name["names"], name["means"], values.get("engine") or "")
+    if not cells.text("concurrency") and "users" in entry:
+        values["concurrency"] = str(entry["users"])
+    text = " | ".join(cells.text(column) for column in ("engine", "server_flags", "notes"))
+    for word in table(_TABLE)["words"]:
+        column = word["column"]
+        match = re.search(word["pattern"], affirmed(text), flags=re.IGNORECASE)
+        if match and not cells.text(column):
+            stated = next(group for group in match.groups() if group)
+            values[column] = tidied(column, stated)
+            assumed.append(Assumed(column, values[column], "as its words say"))
+    return Cells(values)
 
 
 def _tuned(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServicePlan:
@@ -433,7 +461,9 @@ def _flags(cells: Cells) -> dict[str, Any]:
     text = cells.text("server_flags")
     if interval := re.search(r"\bstream interval (\d+)", text):
         found["stream_interval"] = int(interval[1])
-    if "prefix cache off" in text or "no prefix cache" in cells.text("missing_or_assumed"):
+    if re.search(_UNSHARED, text, re.IGNORECASE) or "no prefix cache" in cells.text(
+        "missing_or_assumed"
+    ):
         found["prefix_cache"] = False
     if kernel := re.search(_EXPERT_KERNEL, text, re.IGNORECASE):
         found["expert_kernel"] = kernel[1].lower()

@@ -15,6 +15,7 @@ _POOL = re.compile(
     r"(?P<name>prefill|decode) (?P<replicas>\d+) x \[tp(?P<tp>\d+) pp(?P<pp>\d+) dp(?P<dp>\d+) moe_tp(?P<inside>\d+) ep(?P<ep>\d+)\b[^]]*\]"
 )
 _POOLS = ["prefill", "decode"]
+_SHORT = r"{}\W+(?P<kind>TP|TEP|DEP|EP|DP)[ =]?(?P<ranks>\d+)\b(?: ?x ?(?P<more>\d+))?"
 _ATTENTION_DP = r"\battention-DP\b"
 _LEAST_WIDTH = 128  # of an expert's part: that of a block of scales
 
@@ -73,6 +74,30 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
     return InstanceLayout(tp, pp, ep, attention_dp)
 
 
+def _spelt_out(text: str) -> str:
+    """Words such as ``2P1D: prefill TP4, decode DEP8`` as the layout of each pool: TP divides all, TEP the experts apart, DEP keeps requests on every rank.
+
+    Examples
+    --------
+    >>> _spelt_out("2P1D: prefill TP4, decode DEP8").partition(";")[0]
+    'prefill 2 x [tp4 pp1 dp1 moe_tp4 ep1]'
+    """
+    counts = re.search(r"\b(\d+)P ?(\d+)D\b", text, re.IGNORECASE)
+    pools: list[str] = []
+    for index, name in enumerate(_POOLS):
+        found = re.search(_SHORT.format(name), text, re.IGNORECASE) or re.search(
+            _SHORT.format(r"\dP ?\d+D"), text, re.IGNORECASE
+        )
+        if found is None:
+            return text
+        kind, ranks = found["kind"].upper(), int(found["ranks"])
+        replicas = found["more"] or (counts[index + 1] if counts else 1)
+        tp, dp = (1, ranks) if kind in ("DEP", "DP") else (ranks, 1)
+        inside, ep = (ranks, 1) if kind == "TP" else (1, ranks)
+        pools.append(f"{name} {replicas} x [tp{tp} pp1 dp{dp} moe_tp{inside} ep{ep}]")
+    return "; ".join(pools)
+
+
 def pools_of(cells: Cells) -> list[InstanceLayout]:
     """Instances of the pool for prompts, and of the one that decodes.
 
@@ -81,7 +106,7 @@ def pools_of(cells: Cells) -> list[InstanceLayout]:
     CalibrationError
         If the row does not say how many there are and how each is divided, or says what cannot be.
     """
-    text = cells.text("disagg_layout")
+    text = _spelt_out(cells.text("disagg_layout"))
     found = {match["name"]: match for match in _POOL.finditer(text)}
     if list(found) != _POOLS:
         raise CalibrationError(

@@ -113,9 +113,14 @@ def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(cells: Cells, entry: Mapping[str, Any], *, denied: bool = False) -> bool:
     """Whether all words of an entry occur in the row, none of them denied; or those about software all denied."""
     return all(
-        re.search(pattern, _text(cells, column, denied=denied), flags=re.IGNORECASE)
+        re.search(pattern, _parted(_text(cells, column, denied=denied), pattern), re.IGNORECASE)
         for column, pattern in entry["where"].items()
     )
+
+
+def _parted(text: str, pattern: str) -> str:
+    """A text whose words underscores join, as words apart where a pattern knows of no underscore."""
+    return text if "_" in pattern else text.replace("_", " ")
 
 
 def _clauses(text: str, *, denied: bool) -> str:

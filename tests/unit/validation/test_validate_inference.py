@@ -184,6 +184,21 @@ def test_pools_are_read_from_their_layout():
 
 
 @pytest.mark.parametrize(
+    ("text", "prefill", "decode"),
+    [
+        ("2P1D: prefill TP4, decode DEP8", (4, 1, 1, 2), (8, 8, 8, 1)),
+        ("prefill TP2 x 4, decode TEP8", (2, 1, 1, 4), (8, 8, 1, 1)),
+        ("1P1D TP8", (8, 1, 1, 1), (8, 1, 1, 1)),
+    ],
+)
+def test_pools_are_read_from_words(text, prefill, decode):
+    """Ranks, those that divide experts, those with requests of their own, and replicas of each pool."""
+    pools = pools_of(Cells({"disagg_layout": text, "moe_experts": "256"}))
+    found = [(pool.tp, pool.ep, pool.attention_dp, pool.replicas) for pool in pools]
+    assert found == [prefill, decode]
+
+
+@pytest.mark.parametrize(
     ("text", "accelerators", "reason"),
     [
         ("decode 1 x [tp4 pp1 dp1 moe_tp1 ep4 batch 1]", "4", "not stated"),
@@ -306,6 +321,68 @@ def test_the_engine_inside_a_front_is_that_of_its_date(rows, tmp_path):
         for date in ("2025-07", "2026-02")
     ]
     assert engines == ["vllm-v1", "vllm-async"]
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "date", "name"),
+    [
+        ("TRT-LLM", "v0.21", "2025-07", "tensorrt-llm-0.17"),
+        ("trtllm-serve", "1.0", "2025-09", "tensorrt-llm-1.x"),
+        ("Triton Inference Server (tensorrtllm_backend)", "24.07", "2024-07", "tensorrt-llm-0.14"),
+        ("NVIDIA NIM (TensorRT-LLM)", "1.8", "2025-03", "tensorrt-llm-0.17"),
+        ("vLLM", "nightly (2025-09-15)", "2025-09", "vllm-v1"),
+        ("vllm serve", "v0.11.0", "2025-10", "vllm-v1"),
+    ],
+)
+def test_an_engine_is_known_by_its_other_names(words, version, date, name, rows, tmp_path):
+    change = {"engine": words, "engine_version": version, "measured_date": date}
+    assert _changed(rows, tmp_path, **change).engine.name == name
+
+
+def test_another_engine_stands_in_with_a_wider_interval(rows, tmp_path):
+    """What nothing was measured of is said to be another's figures, and trusted less than that one's."""
+    row = {**next(row for row in rows if row["id"] == "aicsil-0095"), "measured_date": "2024-06"}
+    wide, known = (
+        _records([{**row, "engine": name, "engine_version": version}], tmp_path)["aicsil-0095#tpot"]
+        for name, version in (("LMDeploy (TurboMind)", "0.4"), ("vLLM", "0.5"))
+    )
+    assert any("stands in" in each for each in wide.assumed)
+    spans = [each.interval.high / each.interval.low for each in (wide, known)]
+    assert spans[0] > 1.1 * spans[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "value"),
+    [
+        ({"concurrency": "", "notes": "conc=64"}, "concurrency", 64),
+        ({"concurrency": "", "notes": "1,000 concurrent users"}, "concurrency", 1000),
+        ({"concurrency": "64 users"}, "concurrency", 64),
+        ({"concurrency": "", "regime": "single stream"}, "concurrency", 1),
+        ({"input_tokens": "", "notes": "ISL/OSL 1k/8k"}, "prompt", 1024),
+        ({"output_tokens": "", "notes": "ISL/OSL 1k/8k"}, "output", 8192),
+        ({"output_tokens": "", "notes": "1k/2k, no MTP"}, "output", 2048),
+    ],
+)
+def test_words_state_what_columns_leave_open(change, column, value, rows, tmp_path):
+    change = {"batch_per_instance": "", "num_requests": "", "regime": "closed loop"} | change
+    found = getattr(_changed(rows, tmp_path, **change).workload, column)
+    assert getattr(found, "tokens", found) == value
+
+
+def test_flags_of_a_launch_line_are_limits_of_the_engine(rows, tmp_path):
+    flags = "--max-num-seqs 48 --max-num-batched-tokens=4096 --no-enable-prefix-caching"
+    unsaid = {"max_num_seqs": "", "max_num_batched_tokens": ""}
+    engine = _changed(rows, tmp_path, **unsaid, server_flags=flags).engine
+    assert (engine.max_sequences, engine.max_tokens, engine.prefix_cache) == (48, 4096, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "arrival"),
+    [("static", "all-at-once"), ("Offline throughput", "all-at-once"), ("closed_loop", "closed")],
+)
+def test_regimes_have_other_names(words, arrival, rows, tmp_path):
+    change = {"regime": words, "batch_per_instance": "8", "concurrency": "8"}
+    assert _changed(rows, tmp_path, **change).workload.arrival == arrival
 
 
 def test_words_of_attention_are_those_of_training_rows(rows, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
 from bench.files import KINDS, predict_row
-from bench.rows import Row
+from bench.rows import Row, tidied
 from bench.runs import described, fitting, read_run
 from bench.tables import affirmed, lookup, on_top, rule_of, table
 from mpsim.errors import CalibrationError
@@ -680,6 +680,20 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
             denied = on_top(denied, other["off"])
     for text in (f"without {words}", f"no {words}", f"w/o {words}", f"{words} off"):
         assert _rule(framework=software, overlap_notes=text) == denied, text
+
+
+@pytest.mark.parametrize("words", [words for words, _ in SAID])
+def test_words_mean_the_same_however_they_are_typed(words: str) -> None:
+    """Case, hyphens, underscores, dashes, blanks, brackets and the order of clauses change nothing."""
+    plain = _rule(framework=STACKS[-1], overlap_notes=words)
+    typed = (words.upper(), words.lower(), words.replace(" ", "_"), words.replace(" ", "  "))
+    dashed = (words.replace("-", " "), words.replace("-", "\N{NON-BREAKING HYPHEN}"))
+    for text in (*typed, *dashed, f"({words})", f"uses {words}."):
+        cell = tidied("overlap_notes", text)
+        assert _rule(framework=STACKS[-1], overlap_notes=cell) == plain, text
+    beside = "fused rotary"
+    first, second = (f"{words}, {beside}", f"{beside}; {words}")
+    assert _rule(overlap_notes=first) == _rule(overlap_notes=second)
 
 
 PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.files import KINDS, recognise
+from bench.rows import tidied
 from mpsim.errors import CalibrationError
 from mpsim.formats.tables import Cells, read_rows
 from mpsim.validate.records import Record, Validation, summarise
@@ -29,6 +30,32 @@ def test_cells_read_numbers_flags_and_blanks() -> None:
     cells = Cells({"a": " 12 ", "b": "1.5", "c": "", "d": "yes"})
     assert (cells.whole("a"), cells.number("b"), cells.number("c")) == (12, 1.5, None)
     assert (cells.flag("d"), cells.flag("c"), cells.text("e")) == (True, None, "")
+
+
+@pytest.mark.parametrize(
+    ("column", "texts", "plain"),
+    [
+        ("num_accel", ("1,024", "1 024", "1024 GPUs", " 1024 ", "１０２４"), "1024"),
+        ("seq_len", ("8k", "8K", "8,192", "8192 tokens"), "8192"),
+        ("input_tokens", ("10k",), "10000"),
+        ("params_billion", ("70B", "70 billion", "70.0"), "70"),
+        ("params_billion", ("1.04T",), "1040"),
+        ("bytes", ("1 GiB", "1G", "1,073,741,824"), "1073741824"),
+        ("nic_gbit_s", ("400 Gb/s", "400G", "50 GB/s"), "400"),
+        ("request_rate_per_s", ("4 req/s", "4 RPS"), "4"),
+        ("tp", ("TP8", "tp=8", "8-way"), "8"),
+        ("ep", ("TP8",), "TP8"),
+        ("global_batch_seqs", ("4M tokens",), "4M tokens"),
+        ("zero_stage", ("ZeRO‑3", "ZeRO–3"), "ZeRO-3"),
+        ("notes", ("1,024 GPUs",), "1,024 GPUs"),
+    ],
+)
+def test_cells_are_read_however_they_are_typed(
+    column: str, texts: tuple[str, ...], plain: str
+) -> None:
+    """Separators of thousands, a column's own unit and typography go; another column's stay."""
+    for text in texts:
+        assert tidied(column, text).removesuffix(".0") == plain, text
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "eight", "1.5"])
