@@ -95,8 +95,9 @@ class Framework:
         """The stack with the attention that accelerators of all families can run."""
         known: typing.Any = read_shipped("mpsim.framework.data", "attention.yaml")
         kernel: behaviour.AttentionKernel | None = self.kernels.attention_kernel
-        capability = min(known["capability"].get(family, math.inf) for family in families)
-        while kernel and known["least"].get(kernel, 0.0) > capability:
+        own = sorted(known["capability"].get(family, math.inf) for family in families)
+        least, most = known["least"], known["most"]
+        while kernel and (own[0] < least.get(kernel, 0) or own[-1] > most.get(kernel, own[-1])):
             kernel = known["instead"].get(kernel)
         if not self.lowering.fused_attention or kernel == self.kernels.attention_kernel:
             return self
@@ -187,9 +188,8 @@ def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Fra
 def _problems(error: MistakenError, key: str) -> Iterator[Problem]:
     for mistake in error.mistakes:
         area, _, field = mistake.key.partition(".")
-        written = field if area in AREAS else area
         message = str(mistake) if mistake.needed else "missing; the preset must state it"
-        yield Problem(message, key=f"{key}.{written}")
+        yield Problem(message, key=f"{key}.{field if area in AREAS else area}")
 
 
 def _unit(mark: Quantity | Plain | None) -> str:

@@ -266,6 +266,10 @@ def test_an_engine_on_chips_that_it_does_not_run_on_is_told(engine, chip, words)
     [
         ("torchtitan-2025", "flash2", "v100-sxm2-32", "flash1"),
         ("torchtitan-2025", "flash3", "t4", "flash1"),  # through FlashAttention 2, for Hopper's
+        ("torchtitan-2025", "flash3", "b200-sxm", "flash2"),  # alone
+        ("torchtitan-2025", "flash3", "mi300x", "flash2"),
+        ("torchtitan-2025", "flash3", "trainium2", "flash2"),
+        ("torchtitan-2025", "flash3", "h200-sxm", ""),
         ("torchtitan-2025", "flash2", "a100-sxm-80", ""),
         ("torchtitan-2025", "flash2", "mi300x", ""),
         ("megatron-core", "cudnn", "v100-sxm2-32", "scores in memory"),
