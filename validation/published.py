@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from bench import validate_files
-from mpsim.cli.console import note, print_json, print_sheet
-from mpsim.cli.progress import progress_bar
+from mpsim.cli.console import note, print_json, print_sheet, progress_bar
 from mpsim.cli.validate import draw
 from mpsim.errors import MpsimError
 from mpsim.hardware.machine import read_machine

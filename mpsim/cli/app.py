@@ -23,9 +23,8 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
+from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text, working
 from mpsim.cli.options import unfold
-from mpsim.cli.progress import working
 from mpsim.errors import CalibrationError, DeadlockError, MissingExtraError, MpsimError
 from mpsim.version import __version__
 

@@ -1,17 +1,27 @@
-"""Output of the commands: results on stdout, notes on stderr."""
+"""Output of the commands: results on stdout, notes on stderr, and after a second progress there: a
+bar on a terminal, lines elsewhere.
+"""
 
 from __future__ import annotations
 
+import bisect
 import errno
+import itertools
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mpsim import structs
 from mpsim.accessors import Drawn
 from mpsim.errors import ScenarioError
+from mpsim.limits import rough_time
 from mpsim.output import printable
 from mpsim.table import RULE, WIDTH, Sheet, lay_out
 
@@ -147,3 +157,155 @@ def end_early(interrupted: bool) -> None:
 
         note("mpsim: interrupted; this is what was found until then")
         raise Exit(INTERRUPTED)
+
+
+_LINES: Final = (1.5, 10.0, 30.0, 60.0)
+"""Seconds of work after which a line says how far it is; then at every further minute."""
+_KNOWN: Final = 0.1
+"""Share of the work that has to be done before its rate says how long the rest takes."""
+_PARTS, _STEADY = 4, 2.0
+"""Parts of what is done, of two pieces at least, that have to take about as long each, the longest
+over the shortest: then the rate is known."""
+_MARKS = 256  # pieces that are remembered
+
+
+@structs.dataclass(slots=True)
+class _Work:
+    """How far a command is; pieces of a search's `phase` take as they take, others alike."""
+
+    what: str
+    clock: Callable[[], float] = time.monotonic
+    phase: str = ""
+    done: int = 0
+    total: int | None = None
+    has_bar: bool = False
+    begun: float = structs.field(init=False)
+    _marks: list[tuple[int, float]] = structs.field(default_factory=list, init=False)
+    """How many pieces were done, and when, from the first ones on."""
+
+    def __post_init__(self) -> None:
+        self.begun = self.clock()
+
+    def report(self, phase: str, done: int, total: int | None) -> None:
+        """Take how far the phase is; `total` None or 0 where nobody knows how much it is."""
+        if phase != self.phase or done < self.done:
+            self._marks.clear()
+        if done > (self._marks[-1][0] if self._marks else 0):
+            self._marks.append((done, self.clock()))
+        if len(self._marks) > _MARKS:
+            del self._marks[1:-1:2]
+        self.phase, self.done, self.total = phase, done, total
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the work takes yet; None where its rate is not known."""
+        # layouts that fit take far longer to bound, and nobody knows beforehand where they stand
+        if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
+            return None
+        parts = min(_PARTS, len(self._marks) // 2)
+        if parts < 2:
+            return None
+        first, now = self._marks[0], self.clock()
+        fresh = self.done - first[0]
+        ends = [first[0] + fresh * part / parts for part in range(1, parts)]
+        times = [self._marks[bisect.bisect_left(self._marks, (end, 0.0))][1] for end in ends]
+        took = [b - a for a, b in itertools.pairwise([first[1], *times, now])]
+        if max(took) > _STEADY * min(took):
+            return None
+        return (now - first[1]) / fresh * (self.total - self.done)
+
+    @property
+    def name(self) -> str:
+        """The command and its phase."""
+        return f"{self.what}: {self.phase}" if self.phase else self.what
+
+    def __str__(self) -> str:
+        seconds = self.clock() - self.begun
+        if not self.done and not self.total:
+            return f"{self.name}: at work for {rough_time(seconds)}"
+        of = f" of {self.total:,}" if self.total else ""
+        line = f"{self.name}: {self.done:,}{of} in {rough_time(seconds)}"
+        return line if self.left is None else f"{line}, about {rough_time(self.left)} more"
+
+
+_at_work: list[_Work] = []  # the innermost last; one command at a time
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Lines on stderr while a command works without a sign; none with ``MPSIM_PROGRESS=off``."""
+    if os.environ.get("MPSIM_PROGRESS") == "off":
+        yield
+        return
+    ended = threading.Event()
+    _at_work.append(_Work(what))
+    watch = threading.Thread(target=_tell, args=(ended,), daemon=True, name="progress")
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _at_work.pop()
+
+
+def _tell(ended: threading.Event) -> None:
+    begun = time.monotonic()
+    for at in itertools.chain(_LINES, itertools.count(2 * _LINES[-1], _LINES[-1])):
+        if ended.wait(begun + at - time.monotonic()):
+            return
+        work = _at_work[-1] if _at_work else None
+        if work is not None and not work.has_bar:
+            note(str(work))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Say how far a command is; yields ``report(done, total)``."""
+    with phases_bar(what) as report:
+        yield lambda done, total: report("", done, total)
+
+
+@contextmanager
+def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Say how far work in phases is; yields ``report(phase, done, total)``."""
+    work = _Work(what, has_bar=sys.stderr is not None and sys.stderr.isatty())
+    _at_work.append(work)
+    try:
+        with _bar(what) if work.has_bar else nullcontext(lambda _: None) as draw:
+
+            def report(phase: str, done: int, total: int) -> None:
+                work.report(phase, done, total)
+                draw(work)
+
+            yield report
+    finally:
+        _at_work.remove(work)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
+    """A bar on the terminal, gone when the work has ended."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=None, left="")
+
+        def draw(work: _Work) -> None:
+            left = "" if work.left is None else f"about {rough_time(work.left)} more"
+            bar.update(
+                task,
+                description=work.name,
+                completed=work.done,
+                total=work.total or None,
+                left=left,
+            )
+
+        yield draw

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from mpsim.cli.console import draw, end_early, note, print_answer, write_table
+from mpsim.cli.console import draw, end_early, note, print_answer, progress_bar, write_table
 from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, quantity
-from mpsim.cli.progress import progress_bar
 
 
 def design(

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from typer import Argument
 
-from mpsim.cli.console import draw, print_answer
+from mpsim.cli.console import draw, print_answer, progress_bar
 from mpsim.cli.options import AsJson, Plot, Reading, wrong
-from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
 
 

@@ -10,9 +10,8 @@ import typer
 from typer import Option
 
 from mpsim import structs
-from mpsim.cli.console import draw, end_early, note, print_answer
+from mpsim.cli.console import draw, end_early, note, print_answer, progress_bar
 from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, count, keys, quantity, values_over
-from mpsim.cli.progress import progress_bar
 
 _DAY = 86400.0
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option
 
-from mpsim.cli.console import print_json, wrote
+from mpsim.cli.console import print_json, progress_bar, wrote
 from mpsim.cli.options import AsJson, Reading, check_page, values_over, wrong
-from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_json
 from mpsim.output import write_whole

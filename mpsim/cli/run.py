@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
+from mpsim.cli.console import draw, print_json, print_sheet, print_text, progress_bar, wrote
 from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
-from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
 from mpsim.output import safe_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from mpsim.cli.console import draw, end_early, note, print_answer
+from mpsim.cli.console import draw, end_early, note, print_answer, progress_bar
 from mpsim.cli.options import AsJson, Plot, Reading, wrong
-from mpsim.cli.progress import progress_bar
 
 Mode = enum.StrEnum("Mode", ["STRONG", "WEAK", "BOTH"])
 """Whether the global batch or that of a replica stays as the cluster grows."""

@@ -11,8 +11,8 @@ from typer import Option
 
 from mpsim import structs
 from mpsim.cli import console, options
+from mpsim.cli.console import phases_bar
 from mpsim.cli.emit import refuse_unwritable, targets
-from mpsim.cli.progress import phases_bar
 from mpsim.errors import ScenarioError
 
 if TYPE_CHECKING:

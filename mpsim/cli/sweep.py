@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from mpsim.cli.console import draw, end_early, note, print_answer, write_table
+from mpsim.cli.console import draw, end_early, note, print_answer, progress_bar, write_table
 from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, keys, values_over
-from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.shipped import say
 from mpsim.table import plural

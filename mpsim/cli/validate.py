@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from mpsim.cli.console import draw as save
-from mpsim.cli.console import end_early, note, print_answer, wrote
+from mpsim.cli.console import end_early, note, print_answer, progress_bar, wrote
 from mpsim.cli.options import AsJson, Plots, Reading, Trace, pairs, wrong
-from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, HardwareError
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
 from mpsim.plot.step import parts_of
 from mpsim.shipped import say
 from mpsim.study import Comparison, Sensitivity, Sweep
-from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of, worded
 from mpsim.study.goodput import Goodput
-from mpsim.study.rows import Row, column_of
+from mpsim.study.rows import FIGURES, SERVICE_FIGURES, Row, column_of, title_of, unit_of, worded
 from mpsim.study.scaling import Scale
 from mpsim.units import percent
 
@@ -129,7 +128,7 @@ def sweep_chart(
 
     Of the other keys the one with most values tells lines apart, the next two panels: columns, then
     rows. Of all further keys every point shows the best value, of those that fit into memory if any
-    does. `metric`: of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
+    does. `metric`: of `mpsim.study.rows`; after a dot one of a mapping, such as ``ttft_s.p99``.
     `key`: key of the horizontal axis; left out, the first that was varied. ScenarioError if the key
     was not varied, or the metric is unknown.
     """
@@ -230,7 +229,7 @@ def line_chart(
 
     `choices`: values of the key. `lines` (mapping of str to float64[X]): name of each line to the
     metric in SI units; NaN where there is nothing to draw. `usable` (mapping of str to bool[X],
-    optional): which points fit; left out, all do. `metric`: of `mpsim.study.figures`; after a dot
+    optional): which points fit; left out, all do. `metric`: of `mpsim.study.rows`; after a dot
     one of a mapping, such as ``ttft_s.p99``.
     """
     axis = _axis_of(metric)

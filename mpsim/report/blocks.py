@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from mpsim import structs
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
-from mpsim.study.figures import title_of, unit_of
-from mpsim.study.rows import column_of
+from mpsim.study.rows import column_of, title_of, unit_of
 
 R = TypeVar("R")
 

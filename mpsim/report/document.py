@@ -37,7 +37,7 @@ from mpsim.serving import ServiceResult
 from mpsim.shipped import say
 from mpsim.stamp import stamp
 from mpsim.study import Sweep, compare
-from mpsim.study.figures import title_of, unit_of
+from mpsim.study.rows import title_of, unit_of
 
 AnyResult: TypeAlias = Result | ServiceResult
 """A result of any job."""

@@ -17,9 +17,8 @@ from mpsim.report.blocks import Block, Column, Note, Section, Table, setting_tex
 from mpsim.report.choices import MOST, what_if
 from mpsim.result.words import Figures
 from mpsim.shipped import say
-from mpsim.study.figures import title_of, unit_of
 from mpsim.study.plan import changed
-from mpsim.study.rows import Row, figure_of, times_of
+from mpsim.study.rows import Row, figure_of, times_of, title_of, unit_of
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService

@@ -15,10 +15,13 @@ from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
 from mpsim.shipped import say
 from mpsim.study.facility import Facility
-from mpsim.study.figures import (
+from mpsim.study.plan import Assumptions, plan_training
+from mpsim.study.rows import (
     FIGURES,
     PLAN_FIGURES,
     SERVICE_FIGURES,
+    column_of,
+    figure_of,
     figure_text,
     part_text,
     share_text,
@@ -26,8 +29,6 @@ from mpsim.study.figures import (
     warned,
     worded,
 )
-from mpsim.study.plan import Assumptions, plan_training
-from mpsim.study.rows import column_of, figure_of
 from mpsim.study.ties import Ratio, ratio_of
 from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent

@@ -12,7 +12,7 @@ from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep, timed_actions
 from mpsim.result import Result
 from mpsim.study.comparison import Difference, differences, most_of
-from mpsim.study.figures import part_text, share_text
+from mpsim.study.rows import part_text, share_text
 from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 

@@ -11,8 +11,7 @@ from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
 from mpsim.shipped import say
 from mpsim.simulate import simulate_step
-from mpsim.study.figures import warned
-from mpsim.study.rows import number_of, times_of
+from mpsim.study.rows import number_of, times_of, warned
 from mpsim.table import Section, Sheet, Shown
 from mpsim.units import percent
 

@@ -44,7 +44,7 @@ from mpsim.study.draws import (
     peers_of,
     sigma_of,
 )
-from mpsim.study.figures import part_text
+from mpsim.study.rows import part_text
 from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.training.vocabulary import PARTS
 

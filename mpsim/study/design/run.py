@@ -23,10 +23,9 @@ from mpsim.study.design.explore import Explorer, Values, jobs_of
 from mpsim.study.design.option import Option, bill_of
 from mpsim.study.design.outcome import Design, Flip, Upgrade
 from mpsim.study.executors import executor_for
-from mpsim.study.figures import warned
 from mpsim.study.grid import combinations
 from mpsim.study.journal import Entry, Journal
-from mpsim.study.rows import reason_of
+from mpsim.study.rows import reason_of, warned
 from mpsim.study.sensitivity import measure_sensitivity
 from mpsim.units import Dimension, format_exact
 

@@ -16,8 +16,7 @@ from mpsim.frame import Tabular, aligned
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.shipped import read_shipped, say
-from mpsim.study.figures import warned
-from mpsim.study.rows import times_of
+from mpsim.study.rows import times_of, warned
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Decision, Switched, Switches

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim import structs
 from mpsim.result.words import Figures
 from mpsim.shipped import say
-from mpsim.study.figures import warned
-from mpsim.study.rows import column_of, figure_of
+from mpsim.study.rows import column_of, figure_of, warned
 from mpsim.study.search.outcome import WORDS, Outcome, shown
 from mpsim.study.ties import front_of
 from mpsim.table import Section, Sheet, plural

@@ -13,7 +13,7 @@ from mpsim import structs
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.framework import SelectiveRecompute, framework_line
 from mpsim.scenario import Scenario
-from mpsim.scenario.checks.memory import legal_modules
+from mpsim.scenario.checks.layer import legal_modules
 from mpsim.shipped import read_shipped
 from mpsim.study.search.found import Found
 from mpsim.study.search.given import defaults

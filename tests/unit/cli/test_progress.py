@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mpsim.cli.progress import _Work
+from mpsim.cli.console import _Work
 
 
 class Clock:
