@@ -34,8 +34,14 @@ __all__ = ["MEASURED", "blank", "predict"]
 MEASURED = ("time_us", "tflops", "GBps", "fraction_of_peak")
 _UNITS = {"time_us": "us", "tflops": "TFLOP/s", "GBps": "GB/s", "fraction_of_peak": "1"}
 _MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9
-_ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, **{name: format_bytes(name) for name in FORMATS}}
+_ELEMENT_BYTES = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "int8": 1.0,
+    **{name: format_bytes(name) for name in FORMATS},
+}
 _HALF_BYTES = 2
+_BACKWARD = r"(?i)\b(backward|bwd)\b"
 _PASSES_OF = {
     **dict.fromkeys(("", "fwd", "forward"), (Phase.FORWARD,)),
     **dict.fromkeys(("bwd", "backward"), (Phase.INPUT_GRADIENT,)),
@@ -165,7 +171,8 @@ def _gemm(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
 
 
 def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
-    del precision
+    if precision in FORMATS and "narrow" not in entry:
+        raise CalibrationError(f"attention in {precision} by this kernel has no known times")
     causal = cells.flag("causal") if cells.text("causal") != "not stated" else None
     if causal is None:
         raise CalibrationError("causal is not stated")
@@ -183,6 +190,7 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
         head_dim=width,
         head_dim_v=width_v,
         causal=causal,
+        window=_window(cells.text("op")),
     )
     phases = _phases(cells.text("pass"))
     share = 0.5 if causal and entry["flops"] == "half" else 1.0
@@ -192,6 +200,12 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     source, by_source = cells.text("source"), entry.get("by_source", {})
     kernel = next((name for word, name in by_source.items() if word in source), entry["kernel"])
     return _Work(operators, kernel, flops * counted, 0.0)
+
+
+def _window(text: str) -> int:
+    """Tokens that a query sees before it, of words such as ``window 1024``; 0 for all."""
+    match = re.search(r"\b(?:window|SWA|local)\D{0,8}(\d+)", text, re.IGNORECASE)
+    return int(match[1]) if match else 0
 
 
 def _phases(text: str) -> tuple[Phase, ...]:
@@ -222,12 +236,20 @@ def _stream(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     size = _ELEMENT_BYTES.get(precision, _HALF_BYTES)
     elements = _elements(cells)
     if elements:
-        moved = float(elements * (entry["passes"] * size + bool(entry.get("mask"))))
+        moved = float(elements * (_passes(cells, entry) * size + bool(entry.get("mask"))))
     else:
         moved = _stated_bytes(cells)
     count = entry.get("kernels", 1)
     operators = (_streaming(OperatorKind(entry["kind"]), moved),) * count
     return _Work(operators, "flash2", 0.0, moved * count)
+
+
+def _passes(cells: Cells, entry: Mapping[str, Any]) -> float:
+    """Times that a tensor crosses memory: backward it is read beside the gradient of what came of it."""
+    text = cells.text("pass") or ("bwd" if re.search(_BACKWARD, cells.text("op")) else "")
+    forward = float(entry["passes"])
+    back = float(entry.get("back", forward + 1.0))
+    return sum(forward if phase is Phase.FORWARD else back for phase in _phases(text))
 
 
 def _elements(cells: Cells) -> int:

@@ -29,7 +29,7 @@ def links_of(chip: Accelerator, text: str) -> tuple[Link, int | None]:
     """The scale-up link that a row's words mean, and how many accelerators it joins where the words say so."""
     entry = lookup("hardware", "links", text)
     name = chip.scale_up if _is_usual(chip, entry["link"]) else entry["link"]
-    if name is None:
+    if name is None or not name.startswith(entry.get("of", "")):
         raise CalibrationError(f"the scale-up link of {chip.name} is not stated")
     return link(name), entry.get("domain")
 
@@ -108,8 +108,8 @@ def _ports(text: str, accelerators: int) -> tuple[int, float]:
     match = re.search(r"(\d+) ?x(?: [A-Z][\w-]*)? ?(\d+) ?G", text)
     if match is not None:
         return int(match[1]), float(match[2])
-    if not re.search(r"\b[EHNX]DR\b", text):
+    if not (named := re.search(r"(?:\b(\d+) ?x ?)?(?<![A-Z])[EHNX]DR\b", text)):
         raise CalibrationError(
             f"nic {text!r} does not state number and rate; needed such as '8x400G'"
         )
-    return accelerators, link(entry["nic"]).bandwidth * _BITS / _GIGA
+    return int(named[1] or accelerators), link(entry["nic"]).bandwidth * _BITS / _GIGA

@@ -10,6 +10,7 @@ import pytest
 from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
 from bench.files import KINDS, predict_row
+from bench.machines import links_of
 from bench.rows import Row, tidied
 from bench.runs import described, fitting, read_run
 from bench.tables import affirmed, lookup, on_top, rule_of, table
@@ -1065,6 +1066,30 @@ def test_no_row_ends_in_a_bug() -> None:
         ("collectives", "collectives", "AllReduce", "name", "all_reduce"),
         ("collectives", "collectives", "all_gather_perf", "name", "all_gather"),
         ("collectives", "collectives", "All-to-All", "name", "all_to_all"),
+        ("hardware", "links", "NVLink 4th gen", "link", "nvlink4"),
+        ("hardware", "links", "fifth-generation NVLink", "link", "nvlink5"),
+        ("hardware", "nics", "8xHDR", "nic", "ib-hdr"),
+        ("hardware", "nics", "32x100G EFA", "nic", "efa-v2"),
+        ("hardware", "nics", "EFA 8x400G", "nic", "efa-v4"),
+        ("collectives", "collectives", "rccl-tests all_gather_perf", "name", "all_gather"),
+        ("collectives", "collectives", "AllReduce (in-place)", "name", "all_reduce"),
+        ("collectives", "collectives", "ncclReduceScatter out-of-place", "name", "reduce_scatter"),
+        ("collectives", "collectives", "alltoallv", "name", "all_to_all"),
+        ("collectives", "collectives", "psum", "name", "all_reduce"),
+        ("kernels", "operations", "torch.matmul", "form", "gemm"),
+        ("kernels", "operations", "torch._scaled_mm", "form", "gemm"),
+        ("kernels", "operations", "DeepGEMM fp8_gemm_nt", "form", "gemm"),
+        ("kernels", "operations", "rocBLAS GEMM NT", "form", "gemm"),
+        ("kernels", "operations", "SGEMM", "form", "gemm"),
+        ("kernels", "operations", "flash_attn_func (v2.7)", "kernel", "flash2"),
+        ("kernels", "operations", "torch SDPA (cuDNN)", "kernel", "cudnn"),
+        ("kernels", "operations", "xFormers memory_efficient_attention", "kernel", "flash1"),
+        ("kernels", "operations", "fused add + rmsnorm", "passes", 4),
+        ("kernels", "operations", "cast bf16 -> fp8", "passes", 1.5),
+        ("kernels", "precisions", "fp8 block 128", "precision", "fp8_block"),
+        ("kernels", "precisions", "NVFP4 (cuBLAS)", "precision", "nvfp4"),
+        ("kernels", "precisions", "bf16 (fp32 accumulate)", "precision", "bf16"),
+        ("kernels", "precisions", "INT8", "precision", "int8"),
         ("kernels", "operations", "FA3", "kernel", "flash3"),
         ("kernels", "operations", "FlashAttention-2 forward", "kernel", "flash2"),
         ("kernels", "operations", "hipblaslt gemm", "form", "gemm"),
@@ -1078,3 +1103,69 @@ def test_words_of_kernels_and_collectives_mean_what_they_say(
 ) -> None:
     """Links, NICs, collectives, operations and formats, as their tools print them."""
     assert lookup(name, section, words)[field] == value
+
+
+KERNEL = {
+    "gpu": "A100 SXM",
+    "op": "FlashAttention-2",
+    "dtype": "bf16",
+    "pass": "fwd",
+    "batch": "2",
+    "heads": "32",
+    "seq": "16384",
+    "head_dim": "128",
+    "causal": "1",
+}
+
+
+def _kernel(**change: str) -> Any:
+    kind = next(kind for kind in KINDS if kind.title == "kernels")
+    (record,) = predict_row(kind, Row("1", Cells({**KERNEL, **change}), Cells({})))
+    return record
+
+
+def test_a_window_shortens_attention() -> None:
+    """Of 1,024 of 16,384 tokens, an eighth of a causal mask's half."""
+    whole, part = _kernel(), _kernel(op="FlashAttention-2 window 1024")
+    assert part.predicted == pytest.approx(whole.predicted / 8, rel=0.2)
+
+
+def test_backwards_of_norms_read_what_comes_back() -> None:
+    """Three passes over memory for two, whether the column says it or the name."""
+    norm = {"op": "LayerNorm", "m": "16384", "n": "4096"}
+    forward, back = _kernel(**norm).predicted, _kernel(**norm, **{"pass": "bwd"}).predicted
+    assert back == pytest.approx(1.5 * forward, rel=0.02)
+    named = _kernel(**norm | {"op": "LayerNorm backward", "pass": ""})
+    assert named.predicted == back
+
+
+def test_int8_products_are_faster_than_those_of_16_bits() -> None:
+    """And read half the bytes."""
+    wide, narrow = (
+        _kernel(op="gemm", m="8192", n="8192", k="8192", batch="", dtype=form).predicted
+        for form in ("fp16", "int8")
+    )
+    assert 1.5 < wide / narrow < 2.1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"op": "FlashAttention-3", "dtype": "fp8", "gpu": "H100"}, "no known times"),
+        ({"op": "Grouped GEMM (8 experts)"}, "one group or of all"),
+        ({"op": "FlashMLA decode"}, "one token a sequence"),
+        ({"op": "naive attention (eager)"}, "several kernels"),
+    ],
+)
+def test_kernels_without_a_price_are_refused_by_what_they_are(
+    change: dict[str, str], why: str
+) -> None:
+    """No other kernel is priced in their place."""
+    assert why in (_kernel(**change).skipped_because or "")
+
+
+def test_links_of_pcie_are_not_taken_for_others() -> None:
+    """PCIe without a generation is a board's own; of a module with NVLink it is not known which."""
+    assert links_of(gpu("RTX 3090"), "PCIe")[0].name == "pcie4-x16"
+    with pytest.raises(CalibrationError, match="not stated"):
+        links_of(gpu("H100 SXM"), "PCIe")
