@@ -100,7 +100,7 @@ class Watch:
     def told(self, steps: int | None = None, usd_per_s: float | None = None) -> dict[str, object]:
         """Tell the mean step with its 80 % interval, and how long the rest takes."""
         if not self.times:
-            raise FormatError(f"no step yet; needed {NEEDED}")
+            raise FormatError(f"no step yet with the scenario's batch; needed {NEEDED}")
         middle = statistics.median(self.times)
         # steps that compile and fill caches come once
         times = [

@@ -43,11 +43,16 @@ class LogStep:
     # of one rank; the step's seconds follow from the scenario's tokens
     tokens_per_s: float | None = None
     samples_per_s: float | None = None  # of all ranks
+    samples: float | None = None  # of the step, where the line says how many
     memory: float | None = None  # peak of the rank that wrote the line [B]
 
     def seconds_in(self, scenario: Scenario) -> float | None:
-        """Seconds of the step of a run that the scenario describes."""
+        """Seconds of the step of a run that the scenario describes; None of another batch, as while
+        it grows (--rampup-batch-size).
+        """
         step = scenario.training_step
+        if self.samples not in (None, step.global_batch):
+            return None
         if self.seconds is not None:
             return self.seconds
         if self.tokens_per_s:
@@ -135,6 +140,8 @@ class RunLog:
     # in the order of the file; several ranks may have written of one step
     steps: tuple[LogStep, ...]
     ran_out: bool  # whether a rank ran out of memory
+    name: str = ""  # of its files
+    world: int | None = None  # ranks that it says it ran on
 
     @property
     def memory(self) -> float | None:
@@ -142,18 +149,28 @@ class RunLog:
         return max((step.memory for step in self.steps if step.memory), default=None)
 
     def times(self, scenario: Scenario) -> dict[int, float]:
-        """Seconds of every step by its number: of the slowest rank that wrote of it [s]."""
+        """Seconds of every step by its number: of the slowest rank that wrote of it [s].
+
+        FormatError if it is a log of other ranks, or of no step with the scenario's batch.
+        """
         found: dict[int, float] = {}
+        ranks, batch = scenario.world_size, scenario.training_step.global_batch
+        if self.world not in (None, ranks):
+            raise FormatError(say("formats.log_world", log=self, ranks=ranks))
         for step in self.steps:
             if took := step.seconds_in(scenario):
                 found[step.step] = max(took, found.get(step.step, 0.0))
+        other = [f"{step.samples:.0f}" for step in self.steps if step.samples]
+        if other and not found:
+            raise FormatError(say("formats.log_batch", log=self, other=other[-1], batch=batch))
         return found
 
 
 def read_log(files: Iterable[Path]) -> RunLog:
     """Read the logs of one run. FormatError if no line tells of a step or that memory ran out."""
-    files, ran_out = tuple(files), False
+    files, ran_out, world = tuple(files), False, None
     steps: list[LogStep] = []
+    ranks = re.compile(table(DATA, "training-log")["world"])
     for file in files:
         # a crash may leave bytes that are no text
         with open_text(
@@ -161,9 +178,10 @@ def read_log(files: Iterable[Path]) -> RunLog:
         ) as stream:
             for line in stream:
                 ran_out = ran_out or _OUT_OF_MEMORY.search(line) is not None
+                world = world or ((said := ranks.search(line[:_LONGEST])) and int(said[1][:18]))
                 if (step := parse_line(line)) is not None:
                     steps.append(step)
+    names = ", ".join(map(str, files)) or "no file"
     if not steps and not ran_out:
-        names = ", ".join(map(str, files)) or "no file"
         raise FormatError(f"{names}: no line tells of a step; needed {NEEDED}")
-    return RunLog(tuple(steps), ran_out)
+    return RunLog(tuple(steps), ran_out, names, world)

@@ -8,6 +8,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line, read_log
+from mpsim.scenario import Scenario
 
 LINES = {
     " [2026-01-01 10:00:00] iteration       10/     100 | consumed samples: 160 | elapsed time per iteration (ms): 1234.5 | lm loss: 2": LogStep(10, 1.2345),
@@ -39,6 +40,36 @@ def test_a_line_of_each_tool_is_read(line: str, step: LogStep) -> None:
 def test_bars_that_are_no_steps_are_passed_over(line: str) -> None:
     """Evaluations, loading, rates above one a second, and what the Trainer says between bars."""
     assert parse_line(line) is None
+
+
+def _log(path: Path, samples: list[int], *, ranks: int) -> Path:
+    """Steps of a second for 8 samples each, as Megatron-LM logs them."""
+    rest = "elapsed time per iteration (ms): {ms:.1f} | global batch size: {samples:5d} | loss: 2"
+    lines = [
+        f" iteration {n}/ 9 | {rest.format(ms=125.0 * count, samples=count)} |"
+        for n, count in enumerate(samples, start=1)
+    ]
+    path.write_text("\n".join([f"using world size: {ranks}, data-parallel size: 8", *lines, ""]))
+    return path
+
+
+def test_a_log_of_another_run_is_refused_and_steps_of_other_batches_do_not_count(
+    tmp_path: Path,
+) -> None:
+    """Half the batch takes half as long: its log would make a layout the best. A batch that grows has steps that count at its end."""
+    data = {"schema": 1, "model": "gpt2-small", "cluster": {"preset": "dgx-h100", "nodes": 1}}
+    data["training"] = {"global_batch": 64, "sequence_length": 1024}
+    scenario = Scenario.from_mapping(data)
+    grown = read_log([_log(tmp_path / "grown.log", [16, 32, 64, 64], ranks=8)])
+    assert grown.times(scenario) == {3: 8.0, 4: 8.0}
+    with pytest.raises(
+        FormatError, match=r"half.log: its steps have 32 samples, .*global_batch=32"
+    ):
+        read_log([_log(tmp_path / "half.log", [32, 32], ranks=8)]).times(scenario)
+    with pytest.raises(
+        FormatError, match=r"two.log: is of a run on 16 ranks, and the scenario has 8"
+    ):
+        read_log([_log(tmp_path / "two.log", [64, 64], ranks=16)]).times(scenario)
 
 
 @pytest.mark.parametrize("line", LINES)
