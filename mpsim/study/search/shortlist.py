@@ -263,6 +263,8 @@ class Tried(Shown):
         """The ranking, what was learnt, and whether another run would pay."""
         best, fits, expected = self.belief.best, self.belief.fits, self.belief.expected
         ran = {each.place: each for each in self.launched.values()}
+        order = self.order
+        listed = [*order[:8], *(n for n in order[8:] if n in ran)]  # what ran is what one can take
         rows = tuple(
             (
                 shown_step(expected[n]),
@@ -271,7 +273,7 @@ class Tried(Shown):
                 _told(ran.get(n)),
                 self.pool[n].name,
             )
-            for n in self.order[:8]
+            for n in listed
         )
         ranking = Section(rows, ("step", "P(best)", "P(fits)", "ran", "layout"), (0, 1, 2))
         learnt = tuple(

@@ -119,6 +119,8 @@ def test_launched_runs_are_read_back_and_rank_all_layouts(
     assert tried.launched[folders[0]].seconds == pytest.approx(
         1.1 * chosen.candidates[0].row.step_time_s, rel=1e-3
     )
+    # whatever ran is in the table: it is what one can take without another run
+    assert "out of memory" in tried.sheet().text()
 
 
 def test_a_folder_of_another_scenario_or_without_logs_is_refused(
