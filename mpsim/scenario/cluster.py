@@ -253,7 +253,7 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
 
 def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None) -> Cluster:
     """The cluster without what `build_cluster` and `with_overrides` have no word for."""
-    fabric = choice.fabric or FabricChoice()
+    fabric = choice.fabric or FabricChoice.model_construct()
     parts: fields.Fields = {
         "accelerators_per_node": choice.accelerators_per_node,
         "nodes": choice.nodes,
@@ -343,7 +343,7 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
 
 def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:
     changed: fields.Fields = {}
-    if network := network_of(choice.fabric or FabricChoice(), folder):
+    if network := network_of(choice.fabric or FabricChoice.model_construct(), folder):
         changed["fabric"] = structs.replace(cluster.fabric, **network)
     if choice.placement is not None:
         given = choice.placement

@@ -66,10 +66,10 @@ class Written(Section):
     """Options of the serving engine in its own words, such as 'server: {engine: sglang,
     chunked-prefill-size: 16384}'; left out, its defaults."""
     framework: Annotated[sections.FrameworkChoice, Shorthand("framework")] = (
-        sections.FrameworkChoice()
+        sections.FrameworkChoice.model_construct()
     )
     """The software stack."""
-    simulation: sections.Simulation = sections.Simulation()
+    simulation: sections.Simulation = sections.Simulation.model_construct()
     """How the step is simulated."""
     variation: sections.Variation | None = None
     """Differences from rank to rank and from step to step; left out, none."""
