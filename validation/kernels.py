@@ -22,9 +22,8 @@ from bench import validate_files
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
 from mpsim.cost.constants import choose_group, constant_groups
-from mpsim.cost.formulas import GemmConstants, gemm_seconds
+from mpsim.cost.formulas import GemmConstants, gemm_seconds, read_tiling, tiled_gemm_seconds
 from mpsim.cost.quantise import FORMATS, format_bytes, quantise_seconds
-from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import accelerator
 

@@ -24,7 +24,7 @@ from mpsim.errors import CalibrationError, HardwareError
 from mpsim.formats.words import gpu
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, link
-from mpsim.hardware.calibrated import Calibration
+from mpsim.hardware.components import Calibration
 from mpsim.hardware.machine import machine_of
 from mpsim.inputs import hash_file
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement

@@ -15,9 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpsim import structs
 from mpsim.errors import HardwareError
-from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.cluster import Cluster
-from mpsim.hardware.components import Accelerator, Link, source_of
+from mpsim.hardware.components import Accelerator, Calibration, Link, source_of
 from mpsim.hardware.host import Host, host_of
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped

@@ -30,7 +30,7 @@ from mpsim.cost.constants import Constant, Status
 from mpsim.cost.network import COLLECTIVES
 from mpsim.document import Document, read_document
 from mpsim.errors import CalibrationError, Problem, ScenarioError, nearest
-from mpsim.hardware.calibrated import Calibration
+from mpsim.hardware.components import Calibration
 from mpsim.inputs import shown
 from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role

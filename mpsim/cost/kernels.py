@@ -25,10 +25,17 @@ from mpsim.cost.constants import (
     hardware_constant,
 )
 from mpsim.cost.curves import kernel_class, kernel_reading
-from mpsim.cost.formulas import GemmConstants, attention_pairs, gemm_seconds, memory_seconds
+from mpsim.cost.formulas import (
+    GemmConstants,
+    attention_pairs,
+    gemm_seconds,
+    group_padding,
+    memory_seconds,
+    read_tiling,
+    tiled_gemm_seconds,
+)
 from mpsim.cost.power import Board, Load
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
-from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power

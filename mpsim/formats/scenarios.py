@@ -14,7 +14,7 @@ from mpsim.formats.ledger import flat, laid, nested
 from mpsim.formats.source import Options
 from mpsim.hardware import system, system_names
 from mpsim.scenario import Scenario, load
-from mpsim.scenario.paths import expand_shorthand
+from mpsim.scenario.layers import expand_shorthand
 
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
 _CONTRADICTIONS = tuple(

@@ -1,12 +1,14 @@
 """Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
 
-from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster, Placement
 from mpsim.hardware.components import (
     SCALED_FORMATS,
     Accelerator,
+    Calibration,
+    Fitted,
     Link,
     LinkShape,
+    MeasuredCurve,
     Node,
     recalled,
     source_of,

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from mpsim import structs
 from mpsim.errors import HardwareError
-from mpsim.hardware.calibrated import Calibration
-from mpsim.hardware.components import Accelerator, Node, Sourced
+from mpsim.hardware.components import Accelerator, Calibration, Node, Sourced
 from mpsim.hardware.fabric import Fabric, FabricKind, Tier, tiers_of, torus_distance, torus_shape
 from mpsim.memo import remembered
 from mpsim.shipped import say

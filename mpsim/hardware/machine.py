@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, TypeAlias
 from mpsim import structs
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
-from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
 from mpsim.inputs import check_regular, shown

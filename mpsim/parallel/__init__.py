@@ -5,8 +5,16 @@ from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
 from mpsim.parallel.crossing import GroupShape, placed, spread
 from mpsim.parallel.experts import rank_load
 from mpsim.parallel.layout import Layout
-from mpsim.parallel.mesh import EXPERT_AXES, Mesh, best_domain, straddling, whole_groups
-from mpsim.parallel.partition import Stage, partition_layers, placed_stages
+from mpsim.parallel.mesh import (
+    EXPERT_AXES,
+    Mesh,
+    Stage,
+    best_domain,
+    partition_layers,
+    placed_stages,
+    straddling,
+    whole_groups,
+)
 from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
 from mpsim.parallel.tensor import (
     Communication,

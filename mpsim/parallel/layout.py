@@ -23,8 +23,7 @@ from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.parallel.axes import ACCOUNTED, FOLDED, Stream
 from mpsim.parallel.experts import busiest_rank, rank_load
-from mpsim.parallel.mesh import Mesh
-from mpsim.parallel.partition import Stage
+from mpsim.parallel.mesh import Mesh, Stage
 from mpsim.parallel.shard import Routing, Sharding
 from mpsim.shipped import say
 from mpsim.workload import (

@@ -8,7 +8,7 @@ import pydantic
 from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from mpsim import structs
-from mpsim.scenario.paths import expand_shorthand
+from mpsim.scenario.layers import expand_shorthand
 from mpsim.shipped import say
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 

@@ -15,7 +15,7 @@ import pydantic
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.memo import remembered
 from mpsim.scenario.fields import Fields, Later
-from mpsim.scenario.paths import join
+from mpsim.scenario.layers import join
 
 Kind: TypeAlias = type[pydantic.BaseModel]
 

@@ -17,7 +17,7 @@ from mpsim.errors import MpsimError, Problem, nearest
 from mpsim.hardware import Accelerator, accelerator
 from mpsim.inputs import shown
 from mpsim.scenario.cluster import ClusterChoice
-from mpsim.scenario.paths import Data, expand_shorthand
+from mpsim.scenario.layers import Data, expand_shorthand
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 

@@ -22,7 +22,7 @@ from mpsim.framework import (
     settled_keys,
 )
 from mpsim.hardware import Accelerator
-from mpsim.scenario.paths import Data, assign, copied, expand_shorthand
+from mpsim.scenario.layers import Data, assign, copied, expand_shorthand
 from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:

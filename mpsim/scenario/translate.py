@@ -15,7 +15,7 @@ from mpsim.errors import MpsimError, Problem, nearest
 from mpsim.inputs import shown
 from mpsim.nouns import TYPES
 from mpsim.scenario.fields import Fields
-from mpsim.scenario.paths import join
+from mpsim.scenario.layers import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 from mpsim.shipped import read_shipped
 

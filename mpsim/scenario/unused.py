@@ -12,7 +12,7 @@ from mpsim import structs
 from mpsim.errors import MpsimError
 from mpsim.hardware import LinkShape, system_names
 from mpsim.memo import remembered
-from mpsim.scenario.paths import copied, expand_shorthand, join
+from mpsim.scenario.layers import copied, expand_shorthand, join
 from mpsim.scenario.resolved import resolved_data
 from mpsim.shipped import read_shipped
 from mpsim.workload import model_names

@@ -11,7 +11,7 @@ from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
-from mpsim.scenario.paths import Data, expand_shorthand
+from mpsim.scenario.layers import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
 from mpsim.shipped import say
 from mpsim.study.facility import Facility

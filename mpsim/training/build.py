@@ -37,8 +37,7 @@ from mpsim.schedule import Action, Orders
 from mpsim.shipped import say
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.messages import MESSAGES, blocking_actions
-from mpsim.training.pipeline import ACTIONS, add_pipeline
+from mpsim.training.pipeline import ACTIONS, MESSAGES, add_pipeline, blocking_actions
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import Travels, add_exchanges, exchange_prices
 from mpsim.training.replicas.groups import exchange_times, exchanging, replica_groups

@@ -21,7 +21,7 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import account_memory
-from mpsim.training.messages import PipelineRows
+from mpsim.training.pipeline import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import host_optimizer
 from mpsim.training.replicas.groups import (

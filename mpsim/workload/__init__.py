@@ -9,9 +9,8 @@ from mpsim.workload.builders import (
     orthogonal_products,
 )
 from mpsim.workload.casts import Casting, kept_narrow, with_casts
-from mpsim.workload.ends import expand_embedding, expand_head
+from mpsim.workload.ends import expand_embedding, expand_head, model_flops, part_flops
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.flops import model_flops, part_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names, model_year

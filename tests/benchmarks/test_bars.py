@@ -31,8 +31,7 @@ from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
-from mpsim.training.messages import MESSAGES
-from mpsim.training.pipeline import ACTIONS, add_pipeline
+from mpsim.training.pipeline import ACTIONS, MESSAGES, add_pipeline
 from mpsim.training.planning import make_plan
 from mpsim.training.vocabulary import TRAINING, Kind
 from tests.benchmarks.timing import best

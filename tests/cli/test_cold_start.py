@@ -31,7 +31,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 154
+MODULES = 148
 """Of mpsim, that a run of the quickstart imports."""
 
 

@@ -20,7 +20,7 @@ import pytest
 import mpsim
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
-from mpsim.scenario.paths import assign
+from mpsim.scenario.layers import assign
 from mpsim.scenario.schema import keys_of, known_keys, section_at
 from mpsim.units import Dimension, format_exact, parse_quantity
 from tests.nightly import some

@@ -25,7 +25,7 @@ from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
 from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
-from mpsim.training.messages import PipelineRows
+from mpsim.training.pipeline import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
     STREAMS,

@@ -22,7 +22,7 @@ from mpsim import structs
 from mpsim.arrays import Flags, Ints
 from mpsim.framework import DataBehaviour
 from mpsim.schedule import Action, Orders
-from mpsim.training.messages import PipelineRows
+from mpsim.training.pipeline import PipelineRows
 from mpsim.training.replicas.segments import CutRows
 
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first

@@ -9,7 +9,7 @@ from mpsim import structs
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
 from mpsim.errors import HardwareError
-from mpsim.hardware.calibrated import Calibration, Fitted
+from mpsim.hardware.components import Calibration, Fitted
 from mpsim.hardware.lookup import accelerator
 from mpsim.workload import (
     Operator,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpsim.cost import GemmConstants, KernelModel, Status
+from mpsim.cost.formulas import group_padding
 from mpsim.cost.quantise import FORMATS, format_bytes, launch_seconds, quantise_seconds
-from mpsim.cost.waves import group_padding
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator
 from mpsim.workload import (

@@ -7,7 +7,7 @@ import pytest
 
 from mpsim.cost import GemmConstants, KernelModel
 from mpsim.cost.constants import constant_groups
-from mpsim.cost.waves import Tiling, read_tiling, tiled_gemm_seconds, wave_padding
+from mpsim.cost.formulas import Tiling, read_tiling, tiled_gemm_seconds, wave_padding
 from mpsim.hardware.lookup import accelerator
 from mpsim.workload import (
     Phase,

@@ -10,7 +10,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
-from mpsim.training.messages import warmup_and_flush
+from mpsim.training.pipeline import warmup_and_flush
 from mpsim.training.vocabulary import Kind
 
 
