@@ -295,9 +295,8 @@ def intervals(setting: Setting, figures: Figures) -> Figures:
         for name in ("output_tokens_per_s", "output_tokens_per_s_per_accelerator"):
             if figures[name]:
                 ranges[name] = residuals("throughput").interval(figures[name], setting)
-    basis = {name: interval.basis for name, interval in ranges.items()}
     return {
         **{name: interval.to_json() for name, interval in ranges.items()},
         "level": LEVEL,
-        "basis": next(iter(basis.values()), ""),
+        "basis": next((interval.basis for interval in ranges.values()), ""),
     }
