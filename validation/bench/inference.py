@@ -12,7 +12,7 @@ from bench.attention import attention_of
 from bench.instances import layout_of, pools_of
 from bench.machines import nic_named, per_node, rack_of
 from bench.rows import Row, tidied
-from bench.shapes import kin_of, layers_of_experts
+from bench.shapes import check_parameters, kin_of, layers_of_experts, misnamed
 from bench.tables import affirmed, lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
@@ -161,9 +161,13 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     cluster = _cluster(cells, sum(layout.accelerators for layout in layouts), assumed)
     if row.machine is not None:
         cluster = _as_measured(cluster, row.machine, assumed)
+    model = _model(cells, assumed)
+    parameters = float(model.parameters().total)
+    check_parameters(cells, parameters)
+    assumed += misnamed(cells, parameters)
     common = ServicePlan(
         name=row.id,
-        model=_model(cells, assumed),
+        model=model,
         cluster=cluster,
         engine=calibrated(_engine(cells, assumed), cluster),
         workload=_workload(cells, assumed),

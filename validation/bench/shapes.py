@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from mpsim.errors import CalibrationError
+from mpsim.formats import Assumed
 from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
 from mpsim.workload import Transformer, model, model_names
@@ -18,6 +19,7 @@ __all__ = [
     "head_of",
     "kin_of",
     "layers_of_experts",
+    "misnamed",
     "stated",
     "tables",
 ]
@@ -26,8 +28,10 @@ _HEADS = (64, 128, 256)  # widths of a head that published models have
 _EXPLAINED = 0.05  # columns that come this close leave nothing open
 _CONTRADICTED = 0.1  # of the parameters; columns and statements round, and count tables or not
 _BILLION = 1e9
+_MISNAMED = 1.5
+_NAMED = r"(?<![\w.×])(\d+(?:\.\d+)?) ?B(?![\w-])"  # not those of experts, such as 8x7B or 30B-A3B
 _PADDED = 0.02  # of a vocabulary, so that it divides
-_CUT = r"\bproxy|truncated|(fewer|less|of \d+) layers"  # words of a model that is not whole
+_CUT = r"\bproxy|truncated|(fewer|less|of \d+) layers|single layer"  # words of a model that is not whole
 
 
 def counted(cells: Cells, *, gated: bool, head_dim: int | None = None) -> float:
@@ -129,6 +133,25 @@ def check_parameters(cells: Cells, simulated: float) -> None:
         raise CalibrationError(
             f"its columns make {simulated / _BILLION:.3g} billion parameters where it states {known / _BILLION:.3g}"
         )
+
+
+def misnamed(cells: Cells, simulated: float) -> tuple[Assumed, ...]:
+    """What is told of a dense model whose columns make half as many parameters again as the size in its name says, or fewer by as much: names round, columns count.
+
+    Examples
+    --------
+    >>> [told.value for told in misnamed(Cells({"model": "Llama-2 70B"}), 6.7e9)]
+    ['6.7 billion parameters']
+    """
+    sizes = re.findall(_NAMED, cells.text("model"))
+    cut = re.search(_CUT, f"{cells.text('model')} | {cells.text('notes')}", flags=re.IGNORECASE)
+    if len(sizes) != 1 or not simulated or cut or cells.whole("moe_experts"):
+        return ()
+    ratio = simulated / (float(sizes[0]) * _BILLION)
+    if 1 / _MISNAMED <= ratio <= _MISNAMED:
+        return ()
+    made = f"{simulated / _BILLION:.3g} billion parameters"
+    return (Assumed("model", made, f"as its columns have it, not the {sizes[0]} of its name"),)
 
 
 def gate_of(cells: Cells) -> bool | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.assumptions import Filled, guesses, with_batch
 from bench.rows import Row
 from bench.runs import read_run, simulated
-from bench.shapes import check_parameters
+from bench.shapes import check_parameters, misnamed
 from bench.tables import of_stack, rule_of, seen_as
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.tables import Cells
@@ -108,7 +108,8 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     setting = dataclasses.replace(told.setting, guessed=guesses((*stated.assumed, *run.assumed)))
     setting = of_stack(setting, rule)
     check_parameters(stated.cells, told.parameters)
-    assumed = tuple(map(str, (*stated.assumed, *run.assumed)))
+    named = misnamed(stated.cells, told.parameters)
+    assumed = tuple(map(str, (*stated.assumed, *run.assumed, *named)))
     figure = residuals_of(setting).figure
     times = [
         dataclasses.replace(

@@ -369,6 +369,12 @@ def test_words_state_what_columns_leave_open(change, column, value, rows, tmp_pa
     assert getattr(found, "tokens", found) == value
 
 
+def test_a_service_that_contradicts_its_own_parameters_is_skipped(rows, tmp_path):
+    """Columns that make another model than the parameters stated are told, as in training."""
+    with pytest.raises(CalibrationError, match="where it states 700"):
+        _changed(rows, tmp_path, params_billion="700B")
+
+
 def test_flags_of_a_launch_line_are_limits_of_the_engine(rows, tmp_path):
     flags = "--max-num-seqs 48 --max-num-batched-tokens=4096 --no-enable-prefix-caching"
     unsaid = {"max_num_seqs": "", "max_num_batched_tokens": ""}

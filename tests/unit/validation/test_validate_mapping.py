@@ -1027,6 +1027,25 @@ def test_a_product_of_degrees_that_does_not_divide_is_named() -> None:
         _described(num_accel="512", tp="8", pp="12", dp="", cp="", ep="")
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Llama-2 70B", True),
+        ("Llama-3 8B", False),
+        ("Llama-3 8B, 4 of 32 layers", False),
+        ("Somebody's 6B", False),
+        ("Mixtral 8x7B", False),
+        ("Llama 3", False),
+    ],
+)
+def test_a_size_in_a_name_that_the_columns_contradict_is_told(name: str, told: bool) -> None:
+    """Columns count; names round, and of experts they count something else."""
+    kind = next(kind for kind in KINDS if kind.columns <= set(LLAMA))
+    (record,) = predict_row(kind, Row("1", Cells({**LLAMA, "model": name}), Cells({})))
+    assert record.predicted
+    assert any("of its name" in each for each in record.assumed) == told
+
+
 def test_a_module_of_further_prediction_is_a_layer_more() -> None:
     """MTP in the notes adds one, unless it is denied."""
     counts = [
