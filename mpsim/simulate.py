@@ -199,7 +199,6 @@ def long_step(scenario: Scenario) -> Result | None:
     ways = list(lengths_of(scenario))
     if not ways or scenario.problems:
         return None
-    refuse_large_scenario(scenario)
     for lengths in ways:
         plan = make_plan(scenario, lengths.short)
         costs = PlanCosts(plan)

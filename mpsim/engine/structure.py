@@ -10,15 +10,17 @@ ended.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence
-from mpsim.program.csr import Lists, stable_order
+from mpsim.program.csr import Column, Lists, stable_order
 from mpsim.program.program import Program
 from mpsim.program.unfold import Unfolding
 
@@ -201,3 +203,19 @@ def _columns(waits: Lists, most: int) -> list[Ints]:
         column[has] = waits.value[waits.ptr[:-1][has] + k]
         columns.append(column)
     return columns
+
+
+def digests_of(programs: Sequence[Program]) -> Iterator[str]:
+    """Digest of the columns that decide the structure of each program."""
+    seen: list[tuple[tuple[Column, ...], str]] = []
+    for program in programs:
+        own = program.dep_ptr, program.dep, program.slot_ptr, program.slot
+        # programs of one graph have its very arrays
+        if known := [name for them, name in seen if all(map(operator.is_, them, own))]:
+            yield known[0]
+            continue
+        digest = hashlib.blake2b(digest_size=16)
+        for column in own:
+            digest.update(np.ascontiguousarray(column).tobytes())
+        seen.append((own, digest.hexdigest()))
+        yield digest.hexdigest()

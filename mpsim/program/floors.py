@@ -19,6 +19,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.memo import remembered
 from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
+from mpsim.program.rows import Totals
 
 _KEPT = 512  # templates whose transfers stay known: points of a sweep share them
 
@@ -58,32 +59,21 @@ def held_to_links(program: Program, deployment: Deployment) -> Program:
     return structs.replace(program, least=least, least_part=_most_of(program, floor))
 
 
-def may_be_held(program: Program, deployment: Deployment) -> bool:
+def may_be_held(totals: Totals, deployment: Deployment) -> bool:
     """Whether `held_to_links` may hold a program: a quick bound says no of most."""
-    ports = _most_of_ports(program, deployment.class_clusters)
-    return ports > _shortest(program) or bool(routes_of(deployment.layout.cluster).names)
+    shortest = totals.computing.max(initial=0.0)
+    for far, amount in ((False, totals.up_bytes), (True, totals.out_bytes)):
+        rate = _rates(deployment.class_clusters, far=far)
+        some = rate > 0
+        if (amount[some] / rate[some]).max(initial=0.0) > shortest:
+            return True
+    return bool(routes_of(deployment.layout.cluster).names)
 
 
 def _shortest(program: Program) -> float:
     """Ticks that no program is shorter than: what a rank does one after the other."""
     busy = np.where(program.stream == Stream.COMPUTE, program.duration, 0.0)
     return float(np.bincount(program.rank, weights=busy, minlength=1).max())
-
-
-def _most_of_ports(program: Program, clusters: tuple[Cluster, ...]) -> float:
-    """Ticks that no port is busy for longer than, found quickly; most steps compute more."""
-    met = (np.diff(program.slot_ptr) > 1) & (program.kind != SEND)
-    arrives = program.kind == SEND
-    most = 0.0
-    for far, sent in ((False, program.up_bytes), (True, program.out_bytes)):
-        rate = _rates(clusters, far=far)
-        leaves = np.bincount(program.rank, weights=sent, minlength=program.ranks)
-        comes = np.bincount(program.peer[arrives], weights=sent[arrives], minlength=program.ranks)
-        # collectives in which classes meet count as if each class were in all of them
-        amount = leaves + comes + float(sent[met].sum())
-        some = rate > 0
-        most = max(most, float((amount[some] / rate[some]).max(initial=0.0)))
-    return most
 
 
 def _rates(clusters: tuple[Cluster, ...], *, far: bool) -> Floats:

@@ -291,6 +291,13 @@ class Program(Saved):
 
     def waits(self, streams: Iterable[Stream] = Stream) -> tuple[Ints, Ints]:
         """Pairs of (row, row it waits for): dependencies, and the row before on each stream."""
+        return self._waits if streams is Stream else self._waits_on(streams)
+
+    @functools.cached_property
+    def _waits(self) -> tuple[Ints, Ints]:
+        return self._waits_on(Stream)
+
+    def _waits_on(self, streams: Iterable[Stream]) -> tuple[Ints, Ints]:
         wanted = np.zeros(len(Stream), dtype=bool)
         wanted[[int(stream) for stream in streams]] = True
         chosen = wanted[self.slots.stream]

@@ -6,6 +6,7 @@ share that differ in their prices only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim import structs
 from mpsim.program.csr import Column, Columns, Lists, compress
-from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
+from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template, Vocabulary
 
 _PRICED = ("price", "place")
 """Columns of rows whose prices are left open: which prices, and which of them."""
@@ -34,14 +35,56 @@ class Prices(NamedTuple):
     template: ArrayLike = -1
 
 
-@structs.dataclass(frozen=True, slots=True, eq=False)
+class Totals(NamedTuple):
+    """Work and traffic of ranks of a program in all."""
+
+    computing: NDArray[np.float64]  # float64[R], on the compute stream [ticks]
+    # up_bytes, out_bytes: float64[R], that leave a rank and come, as if each were in all of the
+    # collectives in which ranks meet [B]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+
+
+@structs.dataclass(frozen=True, eq=False)
 class Graph:
-    """A Program without what its rows cost: their columns, order and dependencies."""
+    """A Program without what its rows cost: their columns, order and dependencies.
+
+    Shapes: C distinct prices, of which rows have many.
+    """
 
     program: Program
     names: tuple[str, ...]  # of prices
     price: NDArray[np.int64]  # int64[N], which of the names each row has
     place: NDArray[np.int64]  # int64[N], which of the prices of that name
+
+    @functools.cached_property
+    def _tally(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first row of each distinct price [C], and how many rows of a rank compute at it, and
+        leave or come at it [2, R, C].
+        """
+        program, ranks = self.program, self.program.ranks
+        key = self.price * (int(self.place.max(initial=0)) + 1) + self.place
+        used = np.bincount(key) > 0
+        cell, width = (np.cumsum(used) - 1)[key], int(used.sum())
+        first = np.zeros(width, dtype=np.int64)
+        first[cell[::-1]] = np.arange(len(cell))[::-1]
+
+        def counts(rank: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+            place = rank * width + cell[rows]
+            return np.bincount(place, minlength=ranks * width).reshape(ranks, width).astype(float)
+
+        sends, alone = program.kind == SEND, np.diff(program.slot_ptr) == 1
+        every, computes = np.arange(len(cell)), np.flatnonzero(program.stream == Stream.COMPUTE)
+        arrives, met = np.flatnonzero(sends), np.flatnonzero(~sends & ~alone)
+        moves = counts(program.rank, every) + counts(program.peer[arrives], arrives)
+        moves += np.bincount(cell[met], minlength=width)
+        return first, np.stack([counts(program.rank[computes], computes), moves])
+
+    def totals(self, program: Program) -> Totals:
+        """Work and traffic of ranks in a program of this graph."""
+        first, (computing, moves) = self._tally
+        sent = (moves @ column[first] for column in (program.up_bytes, program.out_bytes))
+        return Totals(computing @ program.duration[first], *sent)
 
     def priced(
         self,

@@ -82,7 +82,7 @@ class Scenario(Shown, Written):
     ) -> Scenario:
         """A copy with some sections replaced, without what was found out of several of them."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("problems", "stage_clusters", "replica_clusters"):
+        for name in ("problems", "dp", "stage_clusters", "replica_clusters"):
             copied.__dict__.pop(name, None)
         return copied
 

@@ -131,10 +131,12 @@ def homeless(scenario: Written, chips: Iterable[Accelerator]) -> list[str]:
 def other_attention(scenario: Written) -> list[str]:
     """Say where an accelerator cannot run the attention kernel that the file asks for."""
     choice, taken = scenario.framework, scenario.software
+    named = {"attention_kernel", "fused_attention"} & choice.overrides.keys()
+    if not named or not choice.overrides.get("fused_attention", True):
+        return []
     asked = framework(choice.preset, choice.overrides).kernels.attention_kernel
     runs = taken.kernels.attention_kernel if taken.lowering.fused_attention else "scores in memory"
-    named = {"attention_kernel", "fused_attention"} & choice.overrides.keys()
-    if not named or not choice.overrides.get("fused_attention", True) or runs == asked:
+    if runs == asked:
         return []
     chips = ", ".join(dict.fromkeys(cluster.accelerator.name for cluster in scenario.clusters))
     key = "framework.attention_kernel"

@@ -210,7 +210,7 @@ class Written(Section):
         """Accelerators, each of which is a rank."""
         return self.hardware.accelerators
 
-    @property
+    @functools.cached_property
     def dp(self) -> int:
         """Data-parallel replicas: as given, or what the cluster has room for."""
         given = self.parallelism.dp

@@ -8,7 +8,6 @@ What they share of their templates, `mpsim.training.blocks` knows, of their grap
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -17,7 +16,7 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.engine.lanes import lanes_of
-from mpsim.engine.structure import Structure
+from mpsim.engine.structure import Structure, digests_of
 from mpsim.engine.timeline import Step
 from mpsim.errors import MpsimError
 from mpsim.limits import unlimited
@@ -63,8 +62,8 @@ class Graphs:
         together: Callable[[Structure, Sequence[Program]], list[T]],
     ) -> list[T]:
         groups: dict[str, list[int]] = {}
-        for place, program in enumerate(programs):
-            groups.setdefault(_digest(program), []).append(place)
+        for place, graph in enumerate(digests_of(programs)):
+            groups.setdefault(graph, []).append(place)
         result: dict[int, T] = {}
         for graph, places in groups.items():
             same = [programs[place] for place in places]
@@ -195,14 +194,6 @@ def _makespans(structure: Structure, programs: Sequence[Program]) -> list[float]
 def _timelines(structure: Structure, programs: Sequence[Program]) -> list[Timeline]:
     times = zip(*structure.replay(np.stack([p.duration for p in programs])), strict=True)
     return [Timeline(p, *when, engine="replay") for p, when in zip(programs, times, strict=True)]
-
-
-def _digest(program: Program) -> str:
-    """Digest of the columns that decide the structure of a program."""
-    digest = hashlib.blake2b(digest_size=16)
-    for column in (program.dep_ptr, program.dep, program.slot_ptr, program.slot):
-        digest.update(np.ascontiguousarray(column).tobytes())
-    return digest.hexdigest()
 
 
 def compute_rows(

@@ -31,7 +31,7 @@ from mpsim.hardware import Calibration
 from mpsim.memo import Memo, remembered
 from mpsim.program.floors import held_to_links, may_be_held
 from mpsim.program.program import TICK, Program, Template
-from mpsim.program.rows import Graph, Prices, Rows
+from mpsim.program.rows import Graph, Prices, Rows, Totals
 from mpsim.program.template import one_kernel, stretched, ticks
 from mpsim.schedule import Action, Orders
 from mpsim.shipped import say
@@ -70,14 +70,16 @@ def build_program(
     """
     costs = costs or PlanCosts(plan)
     if plan.classes:
-        program = _joined(plan, [_build(part.plan, part, None) for part in costs.parts])
+        parts = [_build(part.plan, part, None) for part in costs.parts]
+        program, held = _joined(plan, [part for part, _ in parts]), True
     else:
-        program = _build(plan, costs, blocks)
+        program, totals = _build(plan, costs, blocks)
+        held = may_be_held(totals, plan)
     # where transfers share links, what these can carry comes out of the run
-    if plan.network == "flow" or not may_be_held(program, plan):
+    if plan.network == "flow" or not held:
         return program
     if blocks is not None and blocks.sums:
-        program = _build(plan, costs, None)  # by how much, the kernels inside say
+        program, _ = _build(plan, costs, None)  # by how much, the kernels inside say
     return held_to_links(program, plan)
 
 
@@ -102,8 +104,8 @@ class _StepGraph(NamedTuple):
     travels: Mapping[str, Travels]
 
 
-def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
-    """The program of replicas that are alike."""
+def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> tuple[Program, Totals]:
+    """The program of replicas that are alike, and what its ranks do."""
     blocks = blocks or Blocks(plan, costs)
     cuts = cut_actions(plan, costs, blocks)
     beside = exchanges_beside(plan, costs, cuts)
@@ -135,7 +137,8 @@ def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
     }
     pp = plan.layout.mesh.pp
     size = np.full(pp, plan.layout.mesh.world // pp)
-    return graph.priced(prices, class_size=size, templates=actions.templates)
+    program = graph.priced(prices, class_size=size, templates=actions.templates)
+    return program, graph.totals(program)
 
 
 def _lay_out(shape: _Shape) -> _StepGraph:

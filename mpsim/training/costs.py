@@ -91,16 +91,14 @@ class PlanCosts(cost.LayoutCosts):
     def sends(self) -> tuple[Prices, Prices]:
         """Messages of every stage to the next, and to the one before."""
         ranks, size = [stage.rank for stage in self.layout.stages], self.plan.message_bytes
-        columns = np.zeros((3, 2, len(ranks)))
-        # chunks of the same two ranks send the same message
-        sent: dict[tuple[int, int], cost.Transfer] = {}
-        for place, (before, after) in enumerate(itertools.pairwise(ranks)):
-            if before == after:
-                continue
-            for direction, pair in enumerate(((before, after), (after, before))):
-                if pair not in sent:
-                    sent[pair] = self.message(*pair, size)
-                columns[:, direction, place + direction] = sent[pair]
-        seconds, up, out = columns
+        # chunks of the same two ranks send the same message, and the last stage none
+        pairs = [*itertools.pairwise(ranks), (ranks[0], ranks[0])]
+        sent = {
+            (first, last): self.message(first, last, size) if first != last else (0.0, 0.0, 0.0)
+            for pair in dict.fromkeys(pairs)
+            for first, last in (pair, pair[::-1])
+        }
+        behind = [sent[pair[::-1]] for pair in [*pairs[-1:], *pairs[:-1]]]
+        seconds, up, out = np.array([[sent[pair] for pair in pairs], behind]).transpose(2, 0, 1)
         onward, back = zip(ticks(seconds), up, out, up + out, strict=True)
         return Prices(*onward), Prices(*back)

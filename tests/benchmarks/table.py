@@ -240,11 +240,11 @@ def overhead_of_jobs() -> float:
 
 
 TABLE = (
-    Row("a sweep point that changes links or prices", sweep_of_links, 1_500, 14_000),
-    Row("a sweep point that changes the layout", sweep_of_layouts, 4_000, 36_000),
-    Row("an exact layout of a search", exact_layouts, 2_500, 14_000),
-    Row("simulate + summary of GPT-3", whole_step, 30_000, 110_000),
-    Row("m = 10,000 (1.9 M operations)", lambda: long_step(0), 200_000, 200_000),
+    Row("a sweep point that changes links or prices", sweep_of_links, 1_500, 9_000),
+    Row("a sweep point that changes the layout", sweep_of_layouts, 4_000, 20_000),
+    Row("an exact layout of a search", exact_layouts, 2_500, 9_000),
+    Row("simulate + summary of GPT-3", whole_step, 30_000, 90_000),
+    Row("m = 10,000 (1.9 M operations)", lambda: long_step(0), 200_000, 100_000),
     Row("m = 10,000, peak memory", lambda: long_step(1), 100, 100, "MB"),
     Row("cold quickstart", cold_start, 800_000, 1_000_000),
     Row("cold quickstart over its imports", cold_start_over_imports, 1.3, 2.8, "x"),

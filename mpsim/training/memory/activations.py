@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from mpsim.arrays import Floats
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.memo import Memo, asked_once, remembered
 from mpsim.parallel import Sharding, Stage, shard
-from mpsim.schedule import Action
-from mpsim.training.memory.fresh import blocks_as_one, fresh_gradients, fullest
+from mpsim.schedule import Action, Orders
+from mpsim.training.memory.fresh import Fresh, Fullest, blocks_as_one, fresh_gradients, fullest
 from mpsim.training.memory.states import step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute, Rerun, rerun
@@ -34,6 +35,7 @@ from mpsim.workload import (
 )
 
 _DIVISIONS, _RECOMPUTED = 64, 16  # of each, whose pieces stay ready, for points of a sweep
+_ORDERS, _LONG = 16, 1 << 14  # that stay followed, and their most actions
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _FLOAT32 = 4  # in which a loss is computed
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
@@ -106,7 +108,8 @@ class Held:
     def at_fullest(self) -> list[float]:
         """`most`, `logits`, `collected`, `passing`, `elsewhere`, `stays` of that action [B]."""
         columns = self.most, self.logits, self.collected, self.passing, self.elsewhere, self.stays
-        return [float(column[self.fullest]) for column in columns]
+        place = self.fullest
+        return [float(column[place]) for column in columns]
 
 
 SIGNS = {Action.F: (1, 1, 1), Action.B: (-1, -1, -1), Action.I: (-1, 0, -1), Action.W: (0, -1, 0)}
@@ -194,9 +197,43 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     -----
     A forward is fullest when it ends, a backward as `mpsim.training.memory.fresh.fullest` says.
     """
-    orders = plan.orders
+    orders, fresh = plan.orders, fresh_gradients(plan)
+    # of plans that share states in other ways most actions hold the same
+    follow = _followed if len(orders) <= _LONG else _follow
+    alive = follow(orders, tuple(kept or kept_by_stage(plan)), plan.fuses_blocks, fresh)
+    bounds, scratch, total = orders.rank_ptr, step_scratch(plan), fresh.total
+    moment = alive.moment
+    moments = np.stack([moment.most, moment.elsewhere, moment.stays])
+    most, others, stays = np.maximum.reduceat(moments, bounds[:-1], axis=1)
+    others = np.maximum(others, np.minimum(scratch, most))
+    beside = np.repeat([others, stays], np.diff(bounds), axis=1)
+    every = *alive[:2], moment.most, alive.logits, moment.collected, moment.passing, *beside
+    lists = scratch - fresh.root
+    steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others, stays]
+    # the optimizer's step stands behind the actions of each rank
+    stepped = np.empty((len(every), len(orders) + orders.pp))
+    acts, ends = np.arange(len(orders)) + orders.rank, bounds[1:] + np.arange(orders.pp)
+    for row, column, step in zip(stepped, every, steps, strict=True):
+        row[acts], row[ends] = column, step
+    return [
+        Held(*(column[first + rank : last + rank + 1] for column in stepped))
+        for rank, (first, last) in enumerate(itertools.pairwise(bounds.tolist()))
+    ]
+
+
+class _Alive(NamedTuple):
+    """Bytes kept as actions start and when they have ended, and the most meanwhile [B]."""
+
+    before: Floats
+    after: Floats
+    logits: Floats
+    moment: Fullest
+
+
+def _follow(orders: Orders, kept: tuple[Kept, ...], fuses: bool, fresh: Fresh) -> _Alive:
+    """Follow the actions of an order."""
     kind = orders.kind
-    table = np.array([columns_of(stage) for stage in kept or kept_by_stage(plan)])
+    table = np.array([columns_of(stage) for stage in kept])
     # taken, which costs a third of indexing
     columns = dict(zip(KEPT, table.T.take(orders.stage, axis=1), strict=True))
     held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")])
@@ -207,31 +244,17 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     after = np.concatenate([rank.cumsum(axis=1) for rank in ranks], axis=1).sum(axis=0)
     before = np.concatenate([[0.0], after[:-1]])
     before[bounds[:-1]] = 0.0
-    if plan.fuses_blocks:
+    if fuses:
         blocks_as_one(before, after, orders.fused)
     whole = kind == Action.B
-    fresh = fresh_gradients(plan)
     moment = fullest(before, after, columns, whole | (kind == Action.I), whole, fresh)
     in_loss = np.where(columns["in_loss"] >= columns["in_head"], columns["in_loss"], 0.0)
     made = np.where(kind == Action.F, columns["logits"], 0.0)
     logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
-    bounds, scratch, total = orders.rank_ptr, step_scratch(plan), fresh.total
-    moments = np.stack([moment.most, moment.elsewhere, moment.stays])
-    most, others, stays = np.maximum.reduceat(moments, bounds[:-1], axis=1)
-    others = np.maximum(others, np.minimum(scratch, most))
-    beside = np.repeat([others, stays], np.diff(bounds), axis=1)
-    every = before, after, moment.most, logits, moment.collected, moment.passing, *beside
-    lists = scratch - fresh.root
-    steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others, stays]
-    # the optimizer's step stands behind the actions of each rank
-    stepped = np.empty((len(every), len(kind) + orders.pp))
-    acts, ends = np.arange(len(kind)) + orders.rank, bounds[1:] + np.arange(orders.pp)
-    for row, column, step in zip(stepped, every, steps, strict=True):
-        row[acts], row[ends] = column, step
-    return [
-        Held(*(column[first + rank : last + rank + 1] for column in stepped))
-        for rank, (first, last) in enumerate(itertools.pairwise(bounds.tolist()))
-    ]
+    return _Alive(before, after, logits, moment)
+
+
+_followed = remembered(_ORDERS)(_follow)
 
 
 class Pieces:

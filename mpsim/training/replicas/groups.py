@@ -26,7 +26,7 @@ from mpsim.training.vocabulary import Kind, Link
 GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
 )
-"""Collective of each way to hand out parameters, as `collective_columns` names it."""
+"""Collective of each way to hand out parameters, as `alike_columns` names it."""
 STREAMS: Mapping[str, Stream] = MappingProxyType({"": Stream.DP, " of experts": Stream.EDP})
 """Queue of the communicator inside a group of sharers, by the group's name; gathers and reductions
 share it."""
@@ -140,22 +140,29 @@ def rooted_kind(kind: str) -> str:
 def collective_columns(
     model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape], owners: int = 0
 ) -> Floats:
+    """`alike_columns` of collectives of groups of several shapes."""
+    columns, places = np.empty((3, len(size))), dict[GroupShape, list[int]]()
+    for place, shape in enumerate(shapes):
+        places.setdefault(shape, []).append(place)
+    for shape, mine in places.items():
+        columns[:, mine] = alike_columns(model, kind, size[mine], shape, owners)
+    return columns
+
+
+def alike_columns(
+    model: CollectiveModel, kind: str, size: Floats, shape: GroupShape, owners: int = 0
+) -> Floats:
     """Seconds of collectives, bytes a rank sends on scale-up and on scale-out links [3, n].
 
     `kind`: as the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective
     of a share for each member. `size` (float64[n]): whole tensor [B]. `owners`: members that own a
     share at most; 0 for all.
     """
-    columns, whole = np.zeros((3, len(size))), rooted_kind(kind)
-    places: dict[GroupShape, list[int]] = {}
-    for place, shape in enumerate(shapes):
-        places.setdefault(shape, []).append(place)
-    for shape, mine in places.items():
-        times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
-        each = size[mine] / times
-        columns[0, mine] = times * model.seconds(whole, each, shape)
-        columns[1:, mine] = times * np.stack(model.wire_bytes(whole, each, shape))
-    return columns
+    times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
+    columns, whole, each = np.empty((3, len(size))), rooted_kind(kind), size / times
+    columns[0] = model.seconds(whole, each, shape)
+    columns[1], columns[2] = model.wire_bytes(whole, each, shape)
+    return times * columns
 
 
 def collective_of(plan: Plan, *, gather: bool) -> tuple[str, float]:
@@ -201,7 +208,7 @@ def exchange_times(
 def _time_and_rate(
     model: CollectiveModel, kind: str, size: float, shape: GroupShape, owners: int
 ) -> ExchangeTime:
-    columns = collective_columns(model, kind, np.array([size]), [shape], owners)
+    columns = alike_columns(model, kind, np.array([size]), shape, owners)
     seconds, up, out = (float(column[0]) for column in columns)
     return ExchangeTime(seconds, (up + out) / seconds if seconds else 0.0)
 
@@ -226,8 +233,8 @@ def collective_prices(
     for (kind, first), mine in places.items():
         members = group.everyone if kind == "all_reduce" else group.inside
         members, owners = (group.between, 0) if between else (members, group.owners)
-        shapes, model = [members(first)] * len(mine), costs.of(first).collectives
-        columns[:, mine] = collective_columns(model, kind, size[mine], shapes, owners)
+        model = costs.of(first).collectives
+        columns[:, mine] = alike_columns(model, kind, size[mine], members(first), owners)
     seconds, up, out = columns
     return Prices(ticks(seconds + beyond), up, out, size)
 
