@@ -31,6 +31,11 @@ MEASURED = (
 _GIBI = 2.0**30
 _BILLION = 1e9
 _FAR, _OTHER = 0.03, 0.25  # parameters that differ by more are told; are those of another model
+_NARROW_STATES = r"paged|8[- ]?bit|4[- ]?bit"
+_SEVERAL = {
+    "mlp": ("up", "down"),
+    "all": ("query", "key", "value", "output", "up", "down"),
+}  # words for several products
 _NARROW = ("mxfp8", "nvfp4")
 
 
@@ -122,14 +127,16 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
     CalibrationError
         If the row does not say enough, or says what is not simulated.
     """
-    method = str(lookup("peaks", "methods", cells.text("method"))["method"])
+    trains = lookup("peaks", "methods", cells.text("method"))
+    method = str(trains["method"])
     rule, assumed = _rule(cells), list[Assumed]()
     assumed += [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
     numbers = _numbers(cells)
     cells = _on_its_devices(cells, rule, numbers, assumed)
     steps = _entry("optimizers", cells.text("optimizer"), "optimizer", assumed)
     framework = dict(rule["framework"])
-    paged = cells.text("optimizer_states_dtype") or cells.text("optimizer")
+    own = "optimizer" in steps.get("training", {})  # the catalog has its states
+    paged = "" if own else _states(cells, method, assumed)
     for section, text in (
         ("weights", cells.text("base_weights")),
         ("states", paged if "zero" not in steps else ""),
@@ -147,7 +154,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         training |= {"method": method, "adapter": _adapter(cells, rule, assumed)}
     mesh = _parallelism(cells, steps)
     offload = _entry("offloads", cells.text("offload"), "offload", assumed)
-    training |= offload.get("training", {}) | steps.get("training", {})
+    training |= offload.get("training", {}) | steps.get("training", {}) | trains.get("training", {})
     mesh |= offload.get("parallelism", {})
     if training["global_batch"] > training["micro_batch"] * (cells.whole("dp") or 1):
         framework |= rule.get("accumulating", {})
@@ -188,6 +195,18 @@ def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[
     if "assumed" in entry:
         assumed.append(Assumed(to, "", str(entry["assumed"])))
     return entry
+
+
+def _states(cells: Cells, method: str, assumed: list[Assumed]) -> str:
+    """Words for the format of the optimizer's states: those of the row, else that of what trains, as torch's optimizers have it."""
+    stated = cells.text("optimizer_states_dtype")
+    if stated or re.search(_NARROW_STATES, cells.text("optimizer"), re.IGNORECASE):
+        return stated or cells.text("optimizer")
+    weights = cells.text("base_weights") if method == "full" else "fp32"
+    if weights:
+        why = "states have the format of the parameters that train"
+        assumed.append(Assumed("optimizer_states_dtype", weights, why))
+    return weights
 
 
 def _numbers(cells: Cells) -> dict[str, int]:
@@ -281,7 +300,7 @@ def _adapter(cells: Cells, rule: Mapping[str, Any], assumed: list[Assumed]) -> d
         assumed.append(Assumed("adapter_targets", targets, "its software's default"))
     words = (part.strip() for part in targets.split(","))
     entries = [str(lookup("peaks", "adapters", word)["module"]) for word in words]
-    modules = [name for entry in entries for name in {"mlp": ("up", "down")}.get(entry, (entry,))]
+    modules = [name for entry in entries for name in _SEVERAL.get(entry, (entry,))]
     base = lookup("peaks", "bases", cells.text("base_weights"))["base"]
     return {
         "rank": rank or usual["rank"],
@@ -310,7 +329,13 @@ def _recompute(cells: Cells, assumed: list[Assumed]) -> dict[str, Any]:
             "recompute": "selective",
             "recompute_modules": [entry["module"] for entry in entries if "module" in entry],
         }
-    return {"recompute": str(_entry("recomputations", text, "recompute", assumed)["recompute"])}
+    try:
+        return {"recompute": str(_entry("recomputations", text, "recompute", assumed)["recompute"])}
+    except CalibrationError:  # words that training runs have for it
+        entry = lookup("training", "recomputations", text)
+    if "assumed" in entry:
+        assumed.append(Assumed("recompute", "", str(entry["assumed"])))
+    return {"recompute": str(entry["recompute"])}
 
 
 def _model(cells: Cells, rule: Mapping[str, Any], assumed: list[Assumed]) -> dict[str, Any]:

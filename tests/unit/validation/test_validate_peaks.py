@@ -183,3 +183,52 @@ def test_peaks_that_releases_of_megatron_core_print_are_predicted(
     rows = [record for name, record in shipped.items() if name.startswith("mrel-")]
     assert len(rows) == 3
     assert all(abs(record.error or 1.0) < 0.05 for record in rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "value"),
+    [
+        ({"method": "full fine-tuning"}, "training.method", None),
+        ({"method": "SFT full-parameter"}, "training.method", None),
+        ({"method": "DPO (full)"}, "training.reference", True),
+        ({"method": "Q-LoRA", "base_weights": "nf4"}, "training.method", "qlora"),
+        ({"recompute": "gradient checkpointing"}, "training.recompute", "full"),
+        ({"recompute": "True"}, "training.recompute", "full"),
+        ({"recompute": "no"}, "training.recompute", "none"),
+        ({"optimizer": "Adafactor"}, "training.optimizer", "adafactor"),
+        ({"offload": "CPU offload"}, "parallelism.offload", "parameters"),
+        ({"compute_dtype": "float8", "accelerator": "H100"}, "training.precision", "fp8"),
+        ({"loss": "Liger fused linear cross entropy"}, "framework.loss_kept_bytes", 0.0625),
+        ({"software": "LLaMA-Factory"}, "framework.preset", "huggingface-peft"),
+        ({"software": "somebody's", "sharding": "HSDP"}, "framework.preset", "torch-fsdp2"),
+    ],
+)
+def test_strangers_words_mean_what_training_rows_mean(
+    columns: dict[str, str], key: str, value: object
+) -> None:
+    """Methods, recomputation, optimizers, offload, losses and stacks, as people write them."""
+    section, _, name = key.partition(".")
+    assert scenario_of(Cells({**PEAK, **columns}))[0][section].get(name) == value
+
+
+def test_states_that_nobody_describes_have_the_format_of_what_trains() -> None:
+    """AdamW of 16-bit weights has 16-bit moments, and the row says so; a stated format counts."""
+    silent = {"optimizer_states_dtype": "", "base_weights": "bf16", "software": "torchtune"}
+    scenario, assumed = scenario_of(Cells({**PEAK, **silent}))
+    assert scenario["framework"]["optimizer_bytes"] == 4
+    assert any(each.to == "optimizer_states_dtype" for each in assumed)
+    wide = scenario_of(Cells({**PEAK, **silent, "optimizer_states_dtype": "fp32"}))[0]
+    assert wide["framework"]["optimizer_bytes"] == 8
+
+
+def test_adapters_stand_beside_all_that_words_call_all() -> None:
+    """`all-linear` of PEFT is every product of a layer."""
+    words = {"method": "lora", "adapter_rank": "8", "adapter_targets": "all-linear"}
+    adapter = scenario_of(Cells({**PEAK, **words}))[0]["training"]["adapter"]
+    assert adapter["modules"] == ["query", "key", "value", "output", "up", "down"]
+
+
+def test_projected_gradients_are_refused_by_name() -> None:
+    """GaLore's states are not those of 8-bit AdamW."""
+    with pytest.raises(CalibrationError, match="states of this optimizer"):
+        scenario_of(Cells({**PEAK, "optimizer": "GaLore AdamW 8-bit"}))
