@@ -126,13 +126,14 @@ def fullest(
     most, at_head = np.where(backward, of(levels), np.maximum(before, after)), backward & (at == 0)
     # a loss that comes after larger tensors of layers lies in their places; else the largest needs
     # one of its own, and layers after a loss cut its, if segments do not grow
-    cuts = float(not fresh.grows)
-    in_loss = kept["of_loss"] + cuts * np.minimum(in_layers, kept["in_head"])
-    larger = kept["of_loss"] > kept["of_layers"]
+    cuts, larger = float(not fresh.grows), kept["of_loss"] > kept["of_layers"]
+    cut = cuts * np.minimum(in_layers, kept["in_head"])
+    in_loss = np.where(larger, kept["of_loss"] + cut, 0.0)
+    elsewhere = np.maximum(in_loss, fresh.passing + cuts * fresh.waiting)
     # before torch gives up, it frees segments that nothing lies in (release_cached_blocks): those
-    # of whole gradients of a root and lists of an optimizer, not those that layers have cut
-    stays = np.maximum(np.where(larger, in_loss, 0.0), fresh.passing)
-    elsewhere = np.maximum(stays, fresh.passing + cuts * fresh.waiting)
+    # of whole gradients of a root, lists of an optimizer, what layers cut and do not keep
+    stays = np.where(larger, kept["of_loss"] + np.minimum(cut, before - kept["logits"]), 0.0)
+    stays = np.maximum(stays, fresh.passing)
     return Fullest(most, of(collected), of(passing), elsewhere, stays, at_head)
 
 
@@ -154,9 +155,8 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     parts = {name: layout.held(held) for name, held in layout.trained_parameters(stage).items()}
     kinds = layout.trained(layout.layer_parameters)
     each = [layout.held(kinds[kind]) for kind in layout.layer_kinds(stage)] or [0.0]
-    table, head = (
-        parts.get(end, 0.0) for end in ("embedding", "head")
-    )  # a part of a pipeline lacks one
+    # a part of a pipeline lacks one
+    table, head = (parts.get(end, 0.0) for end in ("embedding", "head"))
     if layout.model.tied_embeddings:
         table, head = 0.0, head + table
     root = units and layout.framework.data.root_unit

@@ -97,6 +97,16 @@ def test_the_largest_tensor_of_other_moments_needs_a_place_of_its_own(
     assert held.elsewhere.tolist() == [lost] * 5
 
 
+@pytest.mark.parametrize(("kept", "stays"), [(10.0, 8.0), (1.0, 5.0)])
+def test_what_layers_cut_and_do_not_keep_is_given_back(kept: float, stays: float) -> None:
+    """Of the 4 B that layers cut out of a loss's place, what they keep lies there when memory runs out: less where they run again."""
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=1, overrides={"step_scratch": 0})
+    alone = Kept(for_input=kept, in_layers=9.0, in_head=4.0, of_layers=3.0, of_loss=4.0)
+    (held,) = held_by_rank(plan, [alone])
+    assert held.elsewhere.max() == 8.0
+    assert held.stays.max() == stays
+
+
 def test_lists_of_an_optimizer_are_reserved_and_not_needed() -> None:
     """Torch gives their segments back before it gives up, so that a rank fits that reserves more than there is, and no less is needed."""
     parts = {"parallelism": {"dp": 8, "zero": 3}, "cluster": {"preset": "dgx-h100", "nodes": 1}}
