@@ -120,7 +120,10 @@ class Goodput(Shown, Tabular):
             f"{lead}{told['days']:g} day{'s' * (told['days'] != 1)},"
             f" {plural(told['trials'], 'trial')}"
         )
-        section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
+        repair, spares = _span(told["repair_s"]), plural(told["spares"], "spare node")
+        ready = f"{spares} beside the job's, in no price; a failed one is back after {repair}."
+        lines = (progress, saved, ready)
+        section = Section(rows, ("where the time goes", "share"), (1,), lines=lines)
         return Sheet(title, (section,))
 
     def display(self) -> Drawable:
@@ -151,6 +154,8 @@ class Goodput(Shown, Tabular):
             "effective_p95": self.percentile(95),
             "shares": dict(self.mean),
             "interruptions": float(self.interruptions.mean()),
+            "spares": self.reliability.spares,
+            "repair_s": self.reliability.repair,
             "mean_time_between_interruptions_s": mean if finite else None,
             "checkpoint_bytes": self.checkpoint.size,
             "checkpoint_blocking_s": self.checkpoint.blocking,

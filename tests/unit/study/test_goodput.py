@@ -149,6 +149,14 @@ def test_published_interruptions_of_a_16384_gpu_job_leave_over_nine_tenths_effec
     assert outcome.interruptions.mean() == pytest.approx(419, rel=0.1)
 
 
+def test_the_answer_says_which_spares_it_rests_on() -> None:
+    """One node in a hundred stands by where nobody says, at least one: a quarter more of four nodes, which no price counts."""
+    assumed = Reliability.of(system("dgx-h100", nodes=4))
+    outcome = simulate_goodput(assumed, Checkpoint(size=1, blocking=10.0), trials=5)
+    assert outcome.to_json()["spares"] == 1
+    assert "1 spare node beside the job's, in no price" in outcome.sheet().text()
+
+
 def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
     """Trials are drawn from the seed alone."""
     reliability, checkpoint = fails(HOUR), Checkpoint(size=1, blocking=10.0)
