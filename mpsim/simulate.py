@@ -23,10 +23,9 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import schedule
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
 from mpsim.training.long_step import LongResult, lengths_of
 from mpsim.training.pipeline import from_orders
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.planning import make_plan
 from mpsim.training.result import TrainingResult
 

@@ -1,5 +1,5 @@
-"""What links offer a group (a pair, in its domain, a NIC share), and traffic of a collective: bytes
-an algorithm sends, and the least time that any algorithm needs.
+"""Rates that links offer a group (a pair, in its domain, a NIC share), and traffic of a collective:
+bytes an algorithm sends, and the least time that any algorithm needs.
 
 With n ranks, m of them in each of d scale-up domains, and a size S (module `mpsim.cost.collectives`
 says of what).

@@ -25,7 +25,6 @@ from mpsim.formats import megatron_layout
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, header, launched, put_cluster, scheduler_variables
 from mpsim.formats.ledger import Ledger
-from mpsim.formats.megatron_habits import read_habits, write_habits
 from mpsim.formats.megatron_model import read_model, write_model
 from mpsim.formats.megatron_settings import (
     Reading,
@@ -35,8 +34,10 @@ from mpsim.formats.megatron_settings import (
     moves,
     newest_tag,
     preset_of,
+    read_habits,
     refused,
     tags,
+    write_habits,
 )
 from mpsim.formats.outgoing import Exported, read_back
 from mpsim.formats.outgoing import header as headed

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from mpsim import structs
 from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whole
-from mpsim.workload.lowering import ElementBytes, ElementSize
+from mpsim.workload.expansion import ElementBytes, ElementSize
 
 AttentionKernel: TypeAlias = Literal[
     "flash1", "flash2", "flash3", "cudnn", "cudnn-2025", "cudnn-fp8", "cudnn-mxfp8"

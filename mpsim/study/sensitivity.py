@@ -30,8 +30,7 @@ from mpsim.result import Result
 from mpsim.simulate import Prepared
 from mpsim.study.together import Graphs
 from mpsim.table import Section, Sheet, Shown
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Operator, OperatorKind
 

@@ -27,9 +27,8 @@ from mpsim.parallel import (
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
-from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import kept_of
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
 from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split, make_elementwise

@@ -36,9 +36,8 @@ from mpsim.program.template import one_kernel, stretched, ticks
 from mpsim.schedule import Action, Orders
 from mpsim.shipped import say
 from mpsim.training.blocks import Block, Blocks
-from mpsim.training.costs import PlanCosts
 from mpsim.training.pipeline import ACTIONS, MESSAGES, add_pipeline, blocking_actions
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.replicas.exchanges import Travels, add_exchanges, exchange_prices
 from mpsim.training.replicas.groups import exchange_times, exchanging, replica_groups
 from mpsim.training.replicas.issue import Exchanging, SegmentRuns, issue_exchanges

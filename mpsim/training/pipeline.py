@@ -36,8 +36,7 @@ from mpsim.program.program import Program, Stream
 from mpsim.program.rows import Prices, Rows
 from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.training.blocks import Blocks
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING, Kind
 
 _ALWAYS = (BlockingSends.ALWAYS, BlockingSends.ONE_WAY)

@@ -23,8 +23,7 @@ from mpsim.parallel import Compute, Item
 from mpsim.program.program import Template
 from mpsim.schedule import Action
 from mpsim.training.blocks import Blocks
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.vocabulary import PARTS, part_of
 from mpsim.workload import Operator
 

@@ -19,10 +19,9 @@ from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
 from mpsim.schedule import Orders
-from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import account_memory
 from mpsim.training.pipeline import PipelineRows
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.replicas.exchanges import host_optimizer
 from mpsim.training.replicas.groups import (
     GATHERS,

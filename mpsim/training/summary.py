@@ -20,9 +20,8 @@ from mpsim.result.figures import measure_energy
 from mpsim.result.words import Figures
 from mpsim.shipped import say
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of, told
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity
 

@@ -10,9 +10,8 @@ from mpsim.workload.builders import (
 )
 from mpsim.workload.casts import Casting, kept_narrow, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head, model_flops, part_flops
-from mpsim.workload.expansion import Expansion
+from mpsim.workload.expansion import Expansion, Lowering
 from mpsim.workload.layer import expand_layer
-from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters

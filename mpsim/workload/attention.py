@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, make_attention, make_gemm, moving, streaming
-from mpsim.workload.expansion import Step, Tokens
-from mpsim.workload.lowering import Lowering
+from mpsim.workload.expansion import Lowering, Step, Tokens
 from mpsim.workload.operators import Module, Operator, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import LayerKind, Transformer

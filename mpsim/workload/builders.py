@@ -14,8 +14,7 @@ from typing import Any, Final, TypedDict, Unpack
 
 from mpsim import structs
 from mpsim.shipped import read_shipped
-from mpsim.workload.expansion import Step
-from mpsim.workload.lowering import Lowering
+from mpsim.workload.expansion import Lowering, Step
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
 MASK_BYTES: Final = 1  # torch.bool

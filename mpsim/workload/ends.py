@@ -11,9 +11,8 @@ from mpsim import structs
 from mpsim.errors import WorkloadError
 from mpsim.memo import remembered
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, linear, make_elementwise, moving
-from mpsim.workload.expansion import Expansion, Step, Tokens
+from mpsim.workload.expansion import Expansion, Lowering, Step, Tokens
 from mpsim.workload.layer import expand_layer, serial_block
-from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer

@@ -1,13 +1,102 @@
-"""Expansion: operators of one part of the model, both passes, in order of execution."""
+"""Lowering, how software turns a model into kernels, and what comes of it, an expansion: operators
+of one part of the model, both passes, in order of execution.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Annotated, TypeAlias
 
 from mpsim import structs
 from mpsim.errors import WorkloadError
+from mpsim.nouns import Flag, Plain
 from mpsim.workload.operators import Operator, Split
+
+ElementSize: TypeAlias = Annotated[int, Plain("B an element", {"ge": 1})]
+ElementBytes: TypeAlias = Annotated[int, Plain("B an element", {"ge": 0})]
+LogitBytes: TypeAlias = Annotated[float, Plain("B a logit", {"ge": 0, "lt": 1e12})]
+
+
+@structs.dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """How software turns the model into kernels (chosen by the framework preset).
+
+    Raises
+    ------
+    WorkloadError
+        If a size is not positive.
+    """
+
+    fused_attention: Flag = True
+    """One FlashAttention-like kernel, or scores materialised (two GEMMs, softmax, dropout)."""
+    fused_softmax: Flag = True
+    """With materialised scores: scale, mask and softmax in one kernel, or three."""
+    fused_bias_activation: Flag = True
+    """One kernel each, or one kernel an operation."""
+    fused_bias_dropout_add: Flag = True
+    """One kernel each, or one kernel an operation."""
+    merged_qkv: Flag = False
+    """Whether queries, keys and values are one tensor, all of which is kept because the values are
+    a view of it, or three."""
+    separate_projections: Flag = False
+    """Whether q, k and v, and gate and up, are products, whose input gradients a kernel adds up
+    (each reduced over tensor parallelism, if the sequence is not divided), or one."""
+    repeated_keys: Flag = False
+    """Whether keys and values of grouped heads are copied out to all heads before attention
+    (`repeat_kv`), and kept and sent so."""
+    embedding_product: Flag = False
+    """Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead
+    of a gather."""
+    fused_grouped_mlp: Flag = False
+    """Whether biases, activation and casts between the products of experts are fused into these
+    (Transformer Engine's fused grouped MLP), or kernels of their own, biases one expert after the
+    other."""
+    compiled_experts: Flag = False
+    """Without `fused_grouped_mlp`: whether a clamped gate is one compiled kernel and biases are
+    added to all rows at once (AutoModel)."""
+    wide_routing: Flag = True
+    """Whether weights of routed experts are float32, which every kernel that they enter is then, or
+    as wide as activations."""
+    weighted_activation: Flag = False
+    """Whether the weights of routed experts enter in their activation, so that their output need
+    not be kept, or after the experts."""
+    eager_routing: Flag = False
+    """Whether torch's kernels of one operation each weigh rows of experts in float32, pad and sort
+    them and put them back, or one kernel each way."""
+    fused_rotary: Flag = True
+    """Whether queries and keys are rotated by one kernel, or by kernels of one operation each in
+    float32."""
+    wide_norms: Flag = False
+    """Whether an RMS norm is a chain of float32 kernels that keeps its input and result in float32,
+    or one kernel that keeps its input as it came."""
+    activation_bytes: ElementSize = 2
+    """Bytes of an activation element (2 for bf16/fp16, 4 for fp32)."""
+    weight_grad_bytes: ElementBytes = 4
+    """Bytes of an element of the gradient that weight gradients are added into."""
+    adapter_bytes: ElementBytes = 0
+    """Bytes of an element of adapters and of what they read and return; 0 for as activations are
+    (PEFT makes adapters of a 16-bit base float32)."""
+    narrow_inputs: ElementBytes = 0
+    """Inputs of a product with narrow frozen weights that are kept unread: 1 of this microbatch
+    (bitsandbytes before 0.44), 2 with that before it, whose graph is alive still."""
+    loss_bytes_per_logit: LogitBytes = 30.0
+    """Memory traffic of the loss, forward and backward together [B per logit]."""
+    loss_kept_bytes: LogitBytes = 0.0
+    """Kept from the loss's forward to its backward [B per logit]; 0 for logits as activations and
+    their softmax in float32."""
+    loss_peak_bytes: LogitBytes = 0.0
+    """Alive at the fullest moment of the loss's backward, what was kept included [B per logit]; 0
+    for no more than the output projection's gradients need after it."""
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"lowering: {field} is {getattr(self, field)!r}; it must be a positive number of bytes"
+            for field in ("activation_bytes", "weight_grad_bytes", "loss_bytes_per_logit")
+            if not getattr(self, field) > 0
+        ]
+        if mistakes:
+            raise WorkloadError("\n".join(mistakes))
 
 
 @structs.dataclass(frozen=True, slots=True)

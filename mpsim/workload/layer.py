@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from mpsim import structs
 from mpsim.workload import attention
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, gemm_flops, linear, moving
-from mpsim.workload.expansion import Expansion, Step, Tokens
-from mpsim.workload.lowering import Lowering
+from mpsim.workload.expansion import Expansion, Lowering, Step, Tokens
 from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import LayerKind, Transformer

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from mpsim import structs
 from mpsim.workload.builders import STATISTIC_BYTES, linear, streaming
-from mpsim.workload.expansion import Step, Tokens
-from mpsim.workload.lowering import Lowering
+from mpsim.workload.expansion import Lowering, Step, Tokens
 from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.transformer import Transformer
 

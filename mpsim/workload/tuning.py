@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from mpsim import structs
 from mpsim.workload.builders import MASK_BYTES, STATISTIC_BYTES, linear, moving
-from mpsim.workload.expansion import Expansion, Step
-from mpsim.workload.lowering import Lowering
+from mpsim.workload.expansion import Expansion, Lowering, Step
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count
 from mpsim.workload.transformer import Transformer

@@ -1,4 +1,4 @@
-"""What a model has instead of plain halves and tokens: experts for the MLP, latent attention, state
+"""Variants of plain halves and tokens of a model: experts for the MLP, latent attention, state
 mixers, which carry a state of fixed size instead of keys and values, and a tower over images.
 """
 

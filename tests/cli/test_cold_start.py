@@ -31,7 +31,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 148
+MODULES = 146
 """Of mpsim, that a run of the quickstart imports."""
 
 

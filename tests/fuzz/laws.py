@@ -34,7 +34,7 @@ from mpsim.serving.bounds import bound_service
 from mpsim.serving.tally import latencies
 from mpsim.simulate import Prepared, prepare, ready
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import PlanCosts
 
 __all__ = ["LAWS", "Case", "broken"]
 

@@ -12,8 +12,8 @@ from mpsim.engine import run
 from mpsim.program.expand import expand
 from mpsim.schedule import schedule, schedule_names
 from mpsim.training import build_program, make_plan
-from mpsim.training.costs import PlanCosts
 from mpsim.training.pipeline import action_times, with_timed_orders
+from mpsim.training.plan import PlanCosts
 from mpsim.training.vocabulary import PARTS
 from tests.plans import small_plan
 

@@ -12,8 +12,8 @@ from mpsim.parallel import Compute, Item, Sharding, block_backward, block_forwar
 from mpsim.schedule import Action
 from mpsim.training import build_program
 from mpsim.training.blocks import Blocks
-from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import kept_by_stage
+from mpsim.training.plan import PlanCosts
 from mpsim.training.recompute import MODULES, NOTHING, Recompute, repeats, rerun
 from mpsim.workload import (
     Expansion,

@@ -19,7 +19,7 @@ from mpsim.program.expand import expand
 from mpsim.program.unfold import Unfolding
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import PlanCosts
 from mpsim.training.result import attribute
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops

@@ -30,8 +30,7 @@ from mpsim.schedule.search.evaluate import (
     evaluate_orders,
     peak_held,
 )
-from mpsim.schedule.search.greedy import Policy, build_greedily
-from mpsim.schedule.search.improve import Candidate, improve
+from mpsim.schedule.search.greedy import Candidate, Policy, build_greedily, improve
 from mpsim.schedule.search.times import Memory
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search

@@ -34,7 +34,6 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders, schedule
 from mpsim.study.search.layouts import Frame, Layout
 from mpsim.study.search.shapes import Exposed, Shapes, StageParts, content, part_names, varied
-from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import overhead
 from mpsim.training.memory.activations import KEPT
 from mpsim.training.memory.flight import Flight
@@ -46,7 +45,7 @@ from mpsim.training.memory.states import (
     sharing_buffers,
     step_scratch,
 )
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
 from mpsim.training.recompute import Recompute
 from mpsim.training.replicas.groups import replica_groups

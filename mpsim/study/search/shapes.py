@@ -23,9 +23,8 @@ from mpsim.parallel import Stage
 from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
-from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import Pieces, columns_of
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.replicas.groups import collective_columns, collective_of, dense_group
 from mpsim.training.vocabulary import TRAINING
 

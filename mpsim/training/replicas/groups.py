@@ -17,8 +17,7 @@ from mpsim.parallel import REPLICATING, GroupShape
 from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import SHARDED_PARAMETERS, Plan
+from mpsim.training.plan import SHARDED_PARAMETERS, Plan, PlanCosts
 from mpsim.training.replicas.issue import Exchanging
 from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import Kind, Link

@@ -25,8 +25,7 @@ from mpsim.program.program import Template
 from mpsim.program.template import empty_template
 from mpsim.schedule import Action, Orders
 from mpsim.training.blocks import Block, Blocks, Row
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.vocabulary import TRAINING
 
 _NEEDING = (Action.F, Action.B, Action.I)  # a weight gradient needs activations and gradients only

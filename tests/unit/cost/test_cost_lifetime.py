@@ -10,7 +10,7 @@ import pytest
 import mpsim
 from mpsim import memo
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import PlanCosts
 from mpsim.training.planning import make_plan
 
 

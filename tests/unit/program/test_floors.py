@@ -19,7 +19,7 @@ from mpsim.simulate import prepare
 from mpsim.study import simulate_variation
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import PlanCosts
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 

@@ -13,8 +13,7 @@ from mpsim.program.template import stretched
 from mpsim.training import build_program
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import exchanges_beside
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.replicas.groups import exchange_times, replica_groups
 from mpsim.training.replicas.segments import Bucket, cut_actions
 from mpsim.training.vocabulary import PARTS

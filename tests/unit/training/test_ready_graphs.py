@@ -8,8 +8,7 @@ from mpsim import memo, structs
 from mpsim.schedule import Action
 from mpsim.training import build
 from mpsim.training.blocks import Blocks
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from tests.plans import small_plan
 
 

@@ -16,8 +16,7 @@ from mpsim.program import TICK, Program, Stream
 from mpsim.schedule import Action
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.recompute import Recompute
 from mpsim.training.vocabulary import Kind
 from tests.plans import small_plan

@@ -9,7 +9,7 @@ from mpsim.engine import run
 from mpsim.parallel import GroupShape
 from mpsim.program import TICK, Program
 from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import PlanCosts
 from mpsim.training.vocabulary import Kind
 from mpsim.workload import Experts
 from tests.plans import small_plan
