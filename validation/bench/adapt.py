@@ -228,14 +228,15 @@ def _rounds(scenario: Sections) -> Assumed | None:
     number = training["global_batch"] // step
     rounds = number // mesh["pp"]
     interleaves = schedule(scenario["schedule"]["name"]).interleaves
-    if not interleaves or rounds < 1 or number % rounds == 0:
+    whole = _software(scenario).pipeline.whole_groups and number % mesh["pp"] > 0
+    if not interleaves or rounds < 1 or (number % rounds == 0 and not whole):
         return None
     # a multiple of pp is legal in every stack, Megatron-LM's too
     training["global_batch"] = round(number / mesh["pp"]) * mesh["pp"] * step
     return Assumed(
         "global_batch_seqs",
         str(training["global_batch"]),
-        f"{number} microbatches are not {rounds} equal rounds",
+        f"{number} microbatches are not whole rounds of {mesh['pp']}",
     )
 
 

@@ -168,6 +168,8 @@ def _experts(cells: Cells) -> dict[str, str]:
         "moe_shared_experts": shared or "0",
         "moe_ffn_hidden": cells.text("ffn_hidden"),
     }
+    if width := re.search(words["width"], text):
+        columns["moe_ffn_hidden"] = width[1]
     if every := re.search(words["every"], text):
         columns["moe_every"] = str(words["ordinals"][every[1]])
     return columns
@@ -195,14 +197,19 @@ def _network(cells: Cells) -> dict[str, str]:
 
 
 def _batch(row: Filled, cells: Cells) -> Filled:
-    """Sequences of a batch: of the tokens that are stated or usual, rounded to what replicas share."""
+    """Sequences of a batch: of the tokens that are stated or usual, rounded to what replicas share; where none are stated as many as keep the stages of a pipeline busy."""
     tokens, length = cells.number("global_batch_tokens_m"), row.cells.number("seq_len")
     usual = float(table("plans")["assumed"]["batch_tokens"])
     if not length:
         return row
-    replicas = fill_in(row.cells, rule_of(row.cells)).cells.number("dp") or 1.0
+    whole = fill_in(row.cells, rule_of(row.cells)).cells
+    replicas = whole.number("dp") or 1.0
     # sources round batches to 4M tokens and the like
     shares = max(1, round((tokens * _MILLION if tokens else usual) / length / replicas))
+    if not tokens:
+        stages, each = whole.whole("pp") or 1, whole.whole("micro_batch_seqs") or 1
+        filled = int(table("plans")["assumed"]["microbatches"]) * stages * each
+        shares = max(shares, filled if stages > 1 else 1)
     batch = f"{shares * replicas:.0f}"
     if tokens:
         return Filled(Cells({**row.cells.values, "global_batch_seqs": batch}), row.assumed)

@@ -239,3 +239,41 @@ def test_a_plan_without_a_micro_batch_takes_the_fastest_that_fits(rows):
     assert free.scenario["training"]["micro_batch"] > 1
     assert any("fastest that fits" in each.why for each in free.assumed)
     assert not any("fastest" in each.why for each in stated.assumed)
+
+
+def test_a_batch_that_nobody_states_keeps_the_stages_busy():
+    """128 replicas of 16 stages take four microbatches a stage, not the usual 4M tokens; a stated batch counts."""
+    layout = {"accel_count": "2048", "pp": "16", "dp": "128", "micro_batch": "1"}
+    silent, stated = (
+        as_run(Cells({**SMALL, **layout, "global_batch_tokens_m": tokens})).cells
+        for tokens in ("", "4")
+    )
+    assert silent.whole("global_batch_seqs") == 128 * 16 * 4
+    assert stated.whole("global_batch_seqs") == 1024
+
+
+def test_words_of_experts_tell_their_width():
+    """`ffn 2048` is of an expert, whatever the column of dense layers says."""
+    columns = {"moe": "256 experts, 1 shared, top 8 (ffn 2048)", "ffn_hidden": "18432"}
+    assert as_run(Cells({**SMALL, **columns})).cells.text("moe_ffn_hidden") == "2048"
+
+
+def test_groups_of_microbatches_that_a_stack_asks_for_are_told():
+    """Megatron-LM interleaves multiples of its stages: 15 microbatches on 12 stages become 12."""
+    scenario = {
+        "model": {"heads": 96, "hidden": 18432},
+        "parallelism": {"tp": 8, "pp": 12, "dp": 64, "cp": 1, "zero": 1, "sequence_parallel": True},
+        "schedule": {"name": "interleaved-1f1b", "virtual_stages": 8},
+        "cluster": {"accelerator": "h100-sxm"},
+        "training": {
+            "global_batch": 960,
+            "micro_batch": 1,
+            "sequence_length": 4096,
+            "precision": "bf16",
+            "recompute": "none",
+        },
+        "framework": {"preset": "nemo-1-2405"},
+    }
+    nearest, told = adapted(scenario)
+    assert nearest["training"]["global_batch"] == 12 * 64
+    assert any("whole rounds" in each.why for each in told)

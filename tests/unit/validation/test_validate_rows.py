@@ -40,6 +40,7 @@ def test_cells_read_numbers_flags_and_blanks() -> None:
         ("input_tokens", ("10k",), "10000"),
         ("params_billion", ("70B", "70 billion", "70.0"), "70"),
         ("params_billion", ("1.04T",), "1040"),
+        ("tokens_b", ("15T", "15 trillion tokens", "15,000"), "15000"),
         ("bytes", ("1 GiB", "1G", "1,073,741,824"), "1073741824"),
         ("nic_gbit_s", ("400 Gb/s", "400G", "50 GB/s"), "400"),
         ("request_rate_per_s", ("4 req/s", "4 RPS"), "4"),
