@@ -346,8 +346,8 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulat
     layer : bool
         Whether the time is that of one layer, forward and backward, instead of a step.
     seen : str
-        Memory as ``memory`` (all of it), ``reserved`` (by the framework's allocator, without what libraries take beside it) or
-        ``allocated`` (handed out by it, without fragments too).
+        Memory as ``memory`` (all of it), ``reserved`` (by the framework's allocator, without what libraries take beside it),
+        ``started`` (the same since a process whose model was whole at first) or ``allocated`` (handed out by it, without fragments too).
 
     Returns
     -------
@@ -393,13 +393,16 @@ def _outcome(scenario: str, parts: bool = False) -> _Outcome:
     """Figures of a simulation, that of its layers if `parts` are asked for; equal scenarios are simulated once."""
     result = simulate_step(Scenario.from_mapping(json.loads(scenario)))
     memory, model = result.memory, result.plan.layout.model
-    total = float(memory.total[memory.fullest])
+    total, layout = float(memory.total[memory.fullest]), result.plan.layout
+    whole = float(layout.rank_parameters.max() * layout.framework.lowering.activation_bytes)
+    reserved = total - outside_allocator(result.plan)
     figures = {
         "step": result.timeline.step_time_s,
         "parameters": float(model.parameters().total),
         "memory": total,
         "filled": memory.filled,
-        "reserved": total - outside_allocator(result.plan),
+        "reserved": reserved,
+        "started": max(reserved, whole),
         "allocated": total - float(memory.components["overhead"][memory.fullest]),
     }
     if parts:

@@ -126,7 +126,8 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     if stated.assumed:  # a rate hardly depends on what was assumed, a peak is in proportion to it
         why = "the batch or the length of sequences is not stated, which decides the peak"
         return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
-    read = seen_as(setting, rule.get("memory", "memory"))
+    seen = rule.get("memory", "memory")
+    read = seen_as(setting, "reserved" if seen == "started" else seen)
     known = [
         dataclasses.replace(
             peak, predicted=told.memory, assumed=assumed, figure="memory", setting=read
