@@ -16,7 +16,7 @@ from mpsim.result import Result
 from mpsim.result.figures import mean_over_accelerators, meter_constants
 from mpsim.result.words import Figures
 from mpsim.scenario.fields import PriceRate
-from mpsim.shipped import read_shipped
+from mpsim.shipped import read_shipped, say
 from mpsim.table import plural
 from mpsim.units import Dimension, parse_quantity
 
@@ -37,6 +37,13 @@ class Rate:
     source: str  # providers and dates, or the file
     # words on what was asked for or stated and does not count; empty where nothing was
     beside: str = ""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What was asked of it and does not count, in the keys of a design."""
+        spot = (say("study.spot"),) if self.offer == "spot" else ()
+        words = self.beside.replace("--offer", "design.money.offer")
+        return (*spot, *((words.replace("--prices", "design.prices"),) if words else ()))
 
     @property
     def doubt(self) -> float:

@@ -471,7 +471,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "goodput", f"{percent(row.goodput)}, {evaluation}, {failures}, {every}"
     yield "price", _price(row)
     if row.rate is not None and row.rate.offer == "spot":
-        yield "", "spot offers are withdrawn at any time: what that costs is not counted"
+        yield "", say("study.spot")
     yield "energy", f"{_span(row, 'mwh')} MWh at the meter"
     yield "CO2", f"{_span(row, 'tco2')} t, embodied carbon left out"
     if facility:

@@ -210,6 +210,19 @@ def test_mistakes_are_told_together_with_the_mend(
     assert [word for word in words if word not in str(refused.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("offer", "words"),
+    [
+        ("reserved-3y", "warning: no reserved-3y offer of h100-sxm is known: on-demand counts"),
+        ("spot", "warning: spot offers are withdrawn at any time: what that costs is not counted"),
+    ],
+)
+def test_an_offer_that_does_not_count_as_asked_is_told(offer: str, words: str) -> None:
+    """Nobody publishes three years of H100: the price on demand stands for it, and the answer says so, as a plan does."""
+    asked = {"money": {"basis": "rent", "offer": offer}, "choices": {"cluster.nodes": [2]}}
+    assert words in study(asked).sheet().text()
+
+
 def test_a_rack_holds_a_node_or_the_design_misses_its_power() -> None:
     """Nodes of 3 kW do not stand in racks of 2 kW, one each; a rack that holds one counts two of them, one of 6 kW counts one."""
     with pytest.raises(ScenarioError, match="misses rack_power by 50"):

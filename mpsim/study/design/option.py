@@ -45,6 +45,7 @@ class Bill:
     items: Mapping[str, Item] = structs.field(default_factory=dict)  # by part
     life_h: float = 0.0  # hours over which what was bought is paid off; 0 where it is rented
     tariff: float = 0.0  # of electricity [USD/kWh]; 0 where it is in the rent
+    beside: tuple[str, ...] = ()  # what was asked of the rent and does not count, in words
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -74,8 +75,13 @@ def bill_of(cluster: Cluster, chosen: Mapping[str, object], design: DesignChoice
     says what it costs, needs a price ``key=value``.
     """
     money, known = design.money, read_shipped("mpsim.study.data", "purchase.yaml")
-    rents = money.basis == "rent"
-    items = _rented(cluster, design) if rents else dict(_bought(cluster, design.prices, known))
+    rents, rate = money.basis == "rent", None
+    if rents:
+        rate = rate_of(cluster, offer=money.offer or "on-demand", rates=design.prices)
+        priced = (None,) if rate is None else (rate.usd_per_hour, rate.doubt)
+        items = {cluster.accelerator.name: Item(cluster.accelerators, *priced)}
+    else:
+        items = dict(_bought(cluster, design.prices, known))
     for key, value in chosen.items():
         name, own = f"{key}={value}", key.removeprefix("cluster.")
         counted = own in _COUNTED or (not rents and own.split(".")[0] in _BUILT)
@@ -83,16 +89,10 @@ def bill_of(cluster: Cluster, chosen: Mapping[str, object], design: DesignChoice
         if name in design.prices or not (counted or first):
             items[name] = Item(cluster.accelerators, design.prices.get(name))
     if rents:
-        return Bill(items)
+        return Bill(items, beside=() if rate is None else rate.told)
     life = known["life"]["days"] * 24.0 if money.life is None else money.life / 3600.0
     tariff = known["tariff"]["usd_per_kwh"] if money.tariff is None else money.tariff
     return Bill(items, life, tariff)
-
-
-def _rented(cluster: Cluster, design: DesignChoice) -> dict[str, Item]:
-    rate = rate_of(cluster, offer=design.money.offer or "on-demand", rates=design.prices)
-    priced = (None,) if rate is None else (rate.usd_per_hour, rate.doubt)
-    return {cluster.accelerator.name: Item(cluster.accelerators, *priced)}
 
 
 def _bought(

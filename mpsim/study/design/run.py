@@ -114,7 +114,8 @@ def design(
         answer = structs.replace(answer, interrupted=True)
     entries = {} if answer.best is None else answer.best.entries
     told = {job: entry.get("warnings") for job, entry in entries.items()}
-    remarks = [*journal.remarks, *warned(told)]
+    rents = {row.name: row.bill.beside for row in answer.possible}
+    remarks = [*journal.remarks, *warned(told), *warned(rents)]
     if cut := sum(not row.proved for row in answer.possible):
         remarks.append(say("study.cut_short", cut=cut, count=len(answer.possible)))
     return structs.replace(answer, flips=flips_of(answer), remarks=tuple(remarks))
