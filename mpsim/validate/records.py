@@ -19,6 +19,7 @@ from mpsim.units import Dimension, format_quantity, percent
 
 _DIMENSIONS = {"s": Dimension.TIME, "B": Dimension.BYTES}
 _WORST = 5  # rows named under a table
+_UNIT = 30.0  # times off: more than any prediction errs, less than a thousandth for one
 _REASONS = 8  # reasons for skipping named under a table
 _COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "worst", "differ", "")
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
@@ -371,6 +372,10 @@ def _worst(validation: Validation, kind: str) -> list[str]:
         for row in validation.worst(kind, _WORST)
         if row.error
     ]
+    ratios = [1.0 + row.error for row in validation.worst(kind, _WORST) if row.error is not None]
+    lines += [say("validate.unit", times=_UNIT)] * any(
+        not 1.0 / _UNIT < ratio < _UNIT for ratio in ratios
+    )
     differ = Counter(
         f"{record.family} differ in {', '.join(record.mismatched)}"
         for record in validation.of(kind)

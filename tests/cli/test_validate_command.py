@@ -65,6 +65,15 @@ def test_a_row_is_predicted_as_run_predicts_it(mpsim_cli, small, table):
     assert rows["a#memory"]["measured"] == 5e9
 
 
+def test_a_row_in_another_unit_is_told(mpsim_cli, small, table):
+    """A step of 10 ms written as 10 is 10 s; one that is merely slow says nothing of units."""
+    rows = "scenario,step_time\nsmall.yaml,{}\n"
+    took = mpsim_cli("run", small, "--json").json()["step_time_s"]
+    for measured, is_told in ((1000 * took, True), (2 * took, False)):
+        outcome = mpsim_cli("validate", table(rows.format(measured)))
+        assert ("are in SI units (s, B) unless" in outcome.out) == is_told
+
+
 def test_of_columns_that_say_the_same_the_first_is_scored(mpsim_cli, small, table):
     """A step's time and its rate are one record; of two columns of a figure the one that says that it was measured counts."""
     file = table(
