@@ -763,6 +763,7 @@ COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
         *("recomputations", "recompute", "none"),
         (
             *("no gradient checkpointing", "gradient_checkpointing=False", "AC off", "not used"),
+            *("no selective AC", "selective recompute off", "full (disabled)"),
             *(
                 "without activation checkpointing",
                 "recomputation is disabled",
