@@ -40,7 +40,7 @@ class Rate:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What was asked of it and does not count, in the keys of a design."""
+        """Words on what was asked of it and does not count, in the keys of a design."""
         spot = (say("study.spot"),) if self.offer == "spot" else ()
         words = self.beside.replace("--offer", "design.money.offer")
         return (*spot, *((words.replace("--prices", "design.prices"),) if words else ()))
