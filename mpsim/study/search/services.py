@@ -28,6 +28,7 @@ from mpsim.study.search.given import Limits, defaults, price_each, split_axes, v
 AXES: Final[Mapping[str, str]] = read_shipped("mpsim.study.data", "search.yaml")["service_keys"]
 """What a search of services varies by itself: name of each axis, and its key in a scenario."""
 _SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
+_APART: Final = "serving.disaggregated."
 _POOL: Final = {"accelerator", "price_per_hour", "weights", "kv", "engine"}
 
 
@@ -159,6 +160,11 @@ class ServiceLayouts:
         return tuple(n for n in _powers(limit) if model.heads % n == 0 or wide)
 
 
+def _beside_pools(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of keys that are none of pools."""
+    return {key: value for key, value in values.items() if not key.startswith(_APART)}
+
+
 def _powers(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
@@ -223,6 +229,8 @@ class Services(Space[_Candidate]):
             raise ScenarioError(say("study.no_limits"))
         if self.objective in ("rate", "gpus"):
             rate.require_stream(self.scenario)
+        if not self.pools and len(_beside_pools(self.over)) < len(self.over):
+            raise ScenarioError(say("study.unsearched_pools"))
         self._rows: dict[_Candidate, service_outcome.FoundService] = {}
         self._entries: dict[_Candidate, Entry] = {}
         # of what the last service could serve at most, that it did
@@ -257,18 +265,20 @@ class Services(Space[_Candidate]):
         """All layouts of every combination of the keys that are no axes, looked at one by one."""
         split = split_axes(self.over, AXES)
         self._given = split.axes
-        layouts: list[tuple[int, ServiceLayout]] = []
+        layouts: dict[str, tuple[int, ServiceLayout]] = {}
         for place, (values, base) in enumerate(variants(self.scenario, split.others)):
             for pool in base.pools.values() if self.objective == "cost" else ():
                 price_each(pool_cluster(base, pool))  # refuses one without, which would be cheapest
             legal = ServiceLayouts(base, split.axes, self.limits, pools=self.pools)
             for layout in legal.layouts():
-                named = structs.replace(layout, values={**values, **layout.values})
-                layouts.append((place, named))
+                # instances of one kind have nothing of the pools: they count once
+                own = values if layout.plan.prefill else _beside_pools(values)
+                named = structs.replace(layout, values={**own, **layout.values})
+                layouts.setdefault(str(named.values), (place, named))
             self.counts += legal.refused
             self._why = self._why or legal.why
         if layouts:
-            yield Waiting((), [[layout] for layout in layouts])
+            yield Waiting((), [[layout] for layout in layouts.values()])
 
     def bounded(
         self, frame: Waiting, part: Sequence[tuple[int, ServiceLayout]]

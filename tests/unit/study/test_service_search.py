@@ -129,6 +129,21 @@ def test_limits_hold_for_the_chips_of_pools():
     assert {plan.pool_accelerators for plan in _pools(max_power=14.2e3)} == {4}
 
 
+def test_values_of_a_pool_are_those_of_layouts_with_pools_alone():
+    """The chip that decodes is varied: instances of one kind run on the cluster's, once, and are not called by another."""
+    pools = {"prefill": {"tp": 4, "replicas": 2}, "decode": {"tp": 4, "replicas": 2}}
+    scenario = _scenario(nodes=2, disaggregated=pools, workload=QUICK)
+    key = "serving.disaggregated.decode.accelerator"
+    over = {key: ["h20", "h200-sxm"], "parallelism.tp": [8], "serving.engine.max_tokens": [8192]}
+    rows = search(scenario, over, objective="throughput", pools=True, prune=False).rows
+    alike = [row for row in rows if "serving.disaggregated.decode" not in row.values]
+    assert not any(key in row.values for row in alike)
+    assert len({str(row.values) for row in alike}) == len(alike)
+    assert {row.values[key] for row in rows if row not in alike} == {"h20", "h200-sxm"}
+    with pytest.raises(ScenarioError, match="add --pools"):
+        search(scenario, over, objective="throughput")
+
+
 def test_a_pool_without_a_price_is_not_the_cheapest():
     """Nobody sells the tile of a Max 1550 by the hour: cost cannot be compared."""
     pools = {"prefill": {"tp": 4, "replicas": 2}, "decode": {"tp": 4, "replicas": 2}}
