@@ -49,7 +49,7 @@ def gemm_seconds(
 
     `m`, `n`, `k` and `batch`: shape. `moved_bytes`: to and from device memory, all of the batch
     [B]. `peak`: dense peak of the precision [FLOP/s]. `bandwidth`: device memory [B/s]. `padding`:
-    work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.formulas`).
+    work done over work asked for, at least 1 (whole tiles; see `wave_padding`).
 
     Returns: time [s].
 

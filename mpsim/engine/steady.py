@@ -6,7 +6,7 @@ everything that ends within some time of a short step comes again that time late
 a step one period longer have the same actions once more at that place, any number of periods can be
 inserted there. Ticks of the long step are then those of the short one and a multiple of that time.
 
-Shapes: N rows, A rows that come again, H streams of ranks, R ranks.
+Shapes: N rows, A rows that come again, R ranks.
 """
 
 from __future__ import annotations

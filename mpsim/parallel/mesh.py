@@ -1,9 +1,9 @@
-"""The mesh: which accelerator is which coordinate of every axis, and which groups lie whole in a
-scale-up domain.
+"""The mesh: which accelerator is which coordinate of every axis, which groups lie whole in a
+scale-up domain, and which layers each pipeline stage holds.
 
 A rack of 72 holds two groups of 32 and a part of a third, whose ranks would meet over NICs. Where
 ranks are free a job leaves the rest of each rack to others and takes more racks, as schedulers of
-such machines do. Which layers each pipeline stage holds stands here too.
+such machines do.
 """
 
 from __future__ import annotations

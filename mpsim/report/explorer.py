@@ -1,8 +1,8 @@
 """The explorer: a scenario, the settings of it that can be moved, what becomes of it; its server.
 
-That listens on the loopback interface only, and answers to nobody who does not know its token, or
-who calls it by another name (a page of another site that has its own name point to this machine).
-A question names places of the settings it was given, and nothing else.
+The server listens on the loopback interface only, and answers to nobody who does not know its
+token, or who calls it by another name (a page of another site that has its own name point to this
+machine). A question names places of the settings it was given, and nothing else.
 """
 
 from __future__ import annotations

@@ -49,9 +49,8 @@ class Written(Section):
     """The transformer, such as 'model: gpt3-175b'."""
     cluster: Annotated[ClusterChoice, Shorthand("cluster")]
     """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
-    parallelism: sections.Parallelism = (
-        sections.Parallelism.model_construct()
-    )  # its schema is built with the whole
+    # defaults are made without schemas of their own, which are built with the whole
+    parallelism: sections.Parallelism = sections.Parallelism.model_construct()
     """Degrees of parallelism and sharding."""
     schedule: Annotated[sections.ScheduleChoice, Shorthand("schedule")] = (
         sections.ScheduleChoice.model_construct(name="1f1b")

@@ -213,13 +213,12 @@ def add_pipeline(
     one_way: bool = False,
 ) -> PipelineRows:
     """Append the compute rows of all ranks and the sends between them; prices are those of
-    `ACTIONS` and `mpsim.training.pipeline.MESSAGES`.
+    `ACTIONS` and `MESSAGES`.
 
     `variant` (int64[N]): which variant each action is. `size` (int64[V]): rows of each of them,
     several where data parallelism cuts it. `overlap`: how a fused block runs, one of `OVERLAPS`.
     `blocking` (bool[N], optional) and `one_way`: around which actions communication blocks, and
-    whether one direction waits for the other (see `mpsim.training.pipeline`); around none by
-    default.
+    whether one direction waits for the other (see the module); around none by default.
     """
     segments = size[variant]
     action = np.repeat(np.arange(len(variant)), segments)
@@ -322,7 +321,7 @@ def from_orders(
     runs. ``serial``: one half after the other, each waiting for its own input and sending its own
     output. ``late-send``: the same, but both outputs leave after the block, as PyTorch executes it.
     ``fused``: one unit that waits for both inputs. `blocking`, `one_way`: whether both ends of a
-    message wait for it, and one direction for the other (see `mpsim.training.pipeline`).
+    message wait for it, and one direction for the other (see the module).
 
     Returns Program: without templates. Raises ScheduleError: if a time is negative or not a number.
     """

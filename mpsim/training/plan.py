@@ -1,5 +1,5 @@
-"""The Plan of a training step, everything resolved, nothing timed; its costs: of its layout, and
-what batches and replicas add to them.
+"""The Plan of a training step, everything resolved and nothing timed, and its costs: those of its
+layout, and what batches and replicas add to them.
 """
 
 from __future__ import annotations

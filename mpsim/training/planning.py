@@ -71,8 +71,6 @@ def _orders_of(
         schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, flushes=flushes
     )
     if beside and not orders.fused.any():
-        from mpsim.training.planning import forwards_beside_backwards
-
         orders = forwards_beside_backwards(orders)
     return orders.validate()
 

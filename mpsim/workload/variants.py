@@ -1,5 +1,5 @@
-"""Variants of plain halves and tokens of a model: experts for the MLP, latent attention, state
-mixers, which carry a state of fixed size instead of keys and values, and a tower over images.
+"""Parts of a model in place of plain ones: experts for the MLP, latent attention, state mixers,
+whose state of fixed size stands for keys and values, and a tower over images for tokens.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mpsim.parallel import GroupShape
 from mpsim.result.residuals import Setting, chip_names
 from mpsim.validate.records import Record
 
-__all__ = ["MEASURED", "blank", "predict"]
+__all__ = ["MEASURED", "blank", "kind_of", "predict"]
 
 MEASURED = ("time_us", "algbw_GBps", "busbw_GBps")
 _MICRO = 1e-6
@@ -51,7 +51,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     cells = row.configuration
     nodes, gpus = _domains(cells), cells.required("gpus")
     model = _model(cells.text("gpu"), cells.text("link"), cells.text("nic"), nodes, gpus)
-    kind = lookup("collectives", "collectives", cells.text("collective"))["name"]
+    kind = kind_of(cells.text("collective"))
     inside = min(gpus, model.cluster.domain_size)
     if gpus % inside:
         raise CalibrationError(f"{gpus} GPUs do not fill scale-up domains of {inside}")
@@ -65,6 +65,25 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
             blanks[0], predicted=seconds / _MICRO, figure="collective", setting=setting
         )
     ]
+
+
+def kind_of(text: str) -> str:
+    """A collective as `mpsim.cost.COLLECTIVES` has it, of a name as libraries and their tests print it.
+
+    Raises
+    ------
+    CalibrationError
+        If it is none that is known.
+
+    Examples
+    --------
+    >>> kind_of("ncclAllReduce out-of-place"), kind_of("all_gather_perf (rccl-tests)")
+    ('all_reduce', 'all_gather')
+    """
+    around = table("collectives")["around"]
+    name = re.sub(around["before"], "", text, flags=re.IGNORECASE)
+    name = re.sub(around["behind"], "", name, flags=re.IGNORECASE)
+    return str(lookup("collectives", "collectives", name)["name"])
 
 
 def _domains(cells: Cells) -> int:

@@ -13,6 +13,7 @@ from mpsim.hardware import Cluster
 
 __all__ = ["Row", "tidied"]
 
+_NUMBER = r"\d+\.?\d*|\.\d+"
 _THOUSANDS = r"(?<=\d)[, '](?=\d{3}(?!\d))"
 
 
@@ -34,7 +35,8 @@ def tidied(column: str, text: str) -> str:
     for entry in known["units"]:
         if re.fullmatch(entry["columns"], column):
             pattern = entry["pattern"].replace("{column}", column)
-            if match := re.fullmatch(pattern, plain):
+            match = re.fullmatch(pattern, plain)
+            if match and re.fullmatch(_NUMBER, match[1]):
                 return f"{float(match[1]) * entry['times']:.15g}"
     return plain if re.fullmatch(r"[\d.]+", plain) else text
 

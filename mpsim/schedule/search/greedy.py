@@ -1,11 +1,12 @@
-"""List scheduling: every rank, whenever free, picks what its policy ranks first.
+"""List scheduling, where every rank, whenever free, picks what its policy ranks first, and local
+search from what comes of it.
 
 A rank picks among the next forward of each of its chunks, the next input gradient of each, and its
 oldest weight gradient. It takes a forward only where memory has room for it and, afterwards, for
 the chunks that the microbatches in flight have yet to pass on the rank, one after the other, so
 that the oldest can always go on.
 
-Local search improves the order: nothing shortens a step but letting some action of its critical
+Nothing shortens a step but letting some action of its critical
 path start earlier. Where such an action waits only for the one before it on its rank, the two (and
 more, if need be) can change places: either the later one moves forward or the earlier one back. A
 change is kept when it respects memory and the order of F, I and W of one microbatch, and does not

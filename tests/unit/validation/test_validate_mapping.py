@@ -9,6 +9,7 @@ import pytest
 
 from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
+from bench.collectives import kind_of
 from bench.files import KINDS, predict_row
 from bench.machines import links_of
 from bench.rows import Row, tidied
@@ -1083,9 +1084,6 @@ def test_no_row_ends_in_a_bug() -> None:
         ("hardware", "nics", "8x400G NDR", "nic", "ib-ndr"),
         ("hardware", "nics", "8 x 400GbE Spectrum-X", "nic", "roce-400"),
         ("hardware", "nics", "8x CX-7 400G", "nic", "generic-nic"),
-        ("collectives", "collectives", "AllReduce", "name", "all_reduce"),
-        ("collectives", "collectives", "all_gather_perf", "name", "all_gather"),
-        ("collectives", "collectives", "All-to-All", "name", "all_to_all"),
         ("schedules", "schedules", "Interleaved 1F1B", "name", "interleaved-1f1b"),
         ("schedules", "schedules", "DAPPLE", "name", "1f1b"),
         ("schedules", "schedules", "AFAB", "name", "gpipe"),
@@ -1095,11 +1093,6 @@ def test_no_row_ends_in_a_bug() -> None:
         ("hardware", "nics", "8xHDR", "nic", "ib-hdr"),
         ("hardware", "nics", "32x100G EFA", "nic", "efa-v2"),
         ("hardware", "nics", "EFA 8x400G", "nic", "efa-v4"),
-        ("collectives", "collectives", "rccl-tests all_gather_perf", "name", "all_gather"),
-        ("collectives", "collectives", "AllReduce (in-place)", "name", "all_reduce"),
-        ("collectives", "collectives", "ncclReduceScatter out-of-place", "name", "reduce_scatter"),
-        ("collectives", "collectives", "alltoallv", "name", "all_to_all"),
-        ("collectives", "collectives", "psum", "name", "all_reduce"),
         ("kernels", "operations", "torch.matmul", "form", "gemm"),
         ("kernels", "operations", "torch._scaled_mm", "form", "gemm"),
         ("kernels", "operations", "DeepGEMM fp8_gemm_nt", "form", "gemm"),
@@ -1125,8 +1118,27 @@ def test_no_row_ends_in_a_bug() -> None:
 def test_words_of_kernels_and_collectives_mean_what_they_say(
     name: str, section: str, words: str, field: str, value: str
 ) -> None:
-    """Links, NICs, collectives, operations and formats, as their tools print them."""
+    """Links, NICs, operations and formats, as their tools print them."""
     assert lookup(name, section, words)[field] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("AllReduce", "all_reduce"),
+        ("all_gather_perf", "all_gather"),
+        ("All-to-All", "all_to_all"),
+        ("rccl-tests all_gather_perf", "all_gather"),
+        ("AllReduce (in-place)", "all_reduce"),
+        ("ncclReduceScatter out-of-place", "reduce_scatter"),
+        ("alltoallv", "all_to_all"),
+        ("psum", "all_reduce"),
+        ("p2p sendrecv_perf (nccl-tests)", "send_recv"),
+    ],
+)
+def test_collectives_are_known_by_the_names_that_tools_print(words: str, kind: str) -> None:
+    """With the library or its tests before or behind, in place or out of it."""
+    assert kind_of(words) == kind
 
 
 KERNEL = {

@@ -196,6 +196,7 @@ def test_peaks_that_releases_of_megatron_core_print_are_predicted(
         ({"recompute": "True"}, "training.recompute", "full"),
         ({"recompute": "no"}, "training.recompute", "none"),
         ({"optimizer": "Adafactor"}, "training.optimizer", "adafactor"),
+        ({"optimizer": "Muon"}, "training.optimizer", "muon"),
         ({"offload": "CPU offload"}, "parallelism.offload", "parameters"),
         ({"compute_dtype": "float8", "accelerator": "H100"}, "training.precision", "fp8"),
         ({"loss": "Liger fused linear cross entropy"}, "framework.loss_kept_bytes", 0.0625),

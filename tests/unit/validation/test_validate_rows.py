@@ -37,6 +37,8 @@ def test_cells_read_numbers_flags_and_blanks() -> None:
     [
         ("num_accel", ("1,024", "1 024", "1024 GPUs", " 1024 ", "１０２４"), "1024"),
         ("seq_len", ("8k", "8K", "8,192", "8192 tokens"), "8192"),
+        ("vocab", ("32k", "32,000"), "32000"),
+        ("nic_gbit_s", ("1.2.3 Gb/s",), "1.2.3 Gb/s"),
         ("input_tokens", ("10k",), "10000"),
         ("params_billion", ("70B", "70 billion", "70.0"), "70"),
         ("params_billion", ("1.04T",), "1040"),
