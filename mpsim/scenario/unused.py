@@ -89,6 +89,7 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
     "no host states": lambda s: s.parallelism.offload == "none",
     # of the step
     "no narrow formats": lambda s: s.training_step.precision in ("bf16", "fp16", "fp32", "tf32"),
+    "no scale of tensors": lambda s: s.training_step.precision != "fp8",
     "no recomputation": lambda s: s.training_step.recompute == "none",
     "no scores": lambda s: s.software.lowering.fused_attention,
     "no adapters": lambda s: s.training_step.method == "full",

@@ -37,6 +37,16 @@ def test_a_part_of_a_mixed_cluster_is_told_at_its_place() -> None:
     assert sentence.startswith("not used: cluster.stages.1.node_power: ")
 
 
+@pytest.mark.parametrize(
+    ("precision", "told"), [("bf16", True), ("fp8_rowwise", True), ("fp8", False)]
+)
+def test_who_casts_counts_where_a_tensor_has_one_scale(precision: str, told: bool) -> None:
+    """Scales of rows and blocks are found by kernels of their own, whatever the stack."""
+    changes = {"training.precision": precision, "framework.narrow_casts": "norms"}
+    words = " ".join(unused(mpsim.load(STEP).with_values(changes)))
+    assert ("framework.narrow_casts: training.precision is not fp8" in words) is told
+
+
 def test_check_tells_what_run_warns_of(mpsim_cli) -> None:
     """`mpsim check --json` has the sentence that `mpsim run --json` has among its warnings."""
     setting = ("--json", "--set", "cluster.node_power=9 kW")

@@ -782,6 +782,7 @@ COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
             *("full AC", "full recompute", "gradient ckpt", "enable_gradient_checkpointing=True"),
             *("checkpoint activations", "per-layer remat", "remat on", "save_nothing"),
             *("enable_activation_checkpointing: True", "full (no offload)"),
+            *("full activation checkpointing offload off",),
         ),
     ),
     (
