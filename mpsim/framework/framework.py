@@ -95,10 +95,13 @@ class Framework:
         """The stack with the attention that accelerators of all families can run."""
         known: typing.Any = read_shipped("mpsim.framework.data", "attention.yaml")
         kernel: behaviour.AttentionKernel | None = self.kernels.attention_kernel
-        own = sorted(known["capability"].get(family, math.inf) for family in families)
-        least, most = known["least"], known["most"]
-        while kernel and (own[0] < least.get(kernel, 0) or own[-1] > most.get(kernel, own[-1])):
-            kernel = known["instead"].get(kernel)
+        chips = {family: known["capability"].get(family, math.inf) for family in families}
+        while kernel:
+            own = [chips[each] for each in chips if each not in known["vendor"].get(kernel, ())]
+            old = any(each < known["least"].get(kernel, 0) for each in own)
+            if not old and all(each <= known["most"].get(kernel, each) for each in own):
+                break
+            kernel = known["instead"]["least" if old else "most"].get(kernel)
         if not self.lowering.fused_attention or kernel == self.kernels.attention_kernel:
             return self
         lowering = structs.replace(self.lowering, fused_attention=kernel is not None)

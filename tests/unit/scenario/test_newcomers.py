@@ -274,12 +274,19 @@ def test_an_engine_on_chips_that_it_does_not_run_on_is_told(engine, chip, words)
         ("torchtitan-2025", "flash2", "mi300x", ""),
         ("megatron-core", "cudnn", "v100-sxm2-32", "scores in memory"),
         ("megatron-core", "cudnn-fp8", "v100-sxm2-32", "scores in memory"),
+        ("megatron-core", "cudnn", "tpu-v5p", "flash2"),
+        ("megatron-core", "cudnn-2025", "gaudi3", "flash2"),
+        ("megatron-core", "cudnn-2025", "mi300x", "cudnn"),  # AITER, the vendor's own
+        ("megatron-core", "cudnn", "mi300x", ""),
+        ("megatron-core", "cudnn", "mi250x-gcd", "flash2"),  # older than AITER
+        ("megatron-core", "cudnn", "b200-sxm", ""),
     ],
 )
 def test_a_chip_runs_the_attention_that_it_can(stack, asked, chip, runs, base):
     """FlashAttention 2 and cuDNN's need compute capability 8.0: torch has a kernel for older chips, Transformer Engine none. A file that named the kernel is told."""
     cluster = f"cluster={{accelerator: {chip}, nodes: 1, accelerators_per_node: 4}}"
-    sets = ["training.precision=fp16", "schedule=1f1b", cluster]
+    precision = "bf16" if chip == "tpu-v5p" else "fp16"
+    sets = [f"training.precision={precision}", "schedule=1f1b", cluster]
     quiet = mpsim.load(base, set=[*sets, f"framework={stack}"])
     named = mpsim.load(
         base, set=[*sets, f"framework={{preset: {stack}, attention_kernel: {asked}}}"]
@@ -293,7 +300,7 @@ def test_a_chip_runs_the_attention_that_it_can(stack, asked, chip, runs, base):
     assert taken == (runs or asked)
     assert ("cannot run; simulated with" in " ".join(told_of(named))) == bool(runs)
     assert "cannot run" not in " ".join(told_of(quiet))
-    KernelModel(accelerator(chip), "fp16", attention_kernel=software.kernels.attention_kernel)
+    KernelModel(accelerator(chip), precision, attention_kernel=software.kernels.attention_kernel)
 
 
 def test_points_of_one_grid_have_the_attention_of_their_own_chips(base):
