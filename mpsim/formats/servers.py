@@ -73,15 +73,12 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
 
 def _engine(table: Mapping[str, Any], text: str) -> tuple[str, str]:
     """The engine of a script's image, package or variables, and what says so."""
-    from mpsim.serving.engines import engine_for
-
     for era in table.get("eras", ()):
         if re.search(era["pattern"], text):
             return era["engine"], era["why"]
     number = _VERSION.search(text)
     version = f"{table['title']} {number[1] if number else 'as installed today'}"
-    known = engine_for(version)
-    return known.name if known is not None else table["engine"], version
+    return tables.preset_for(version) or table["engine"], version
 
 
 def _containers(node: object, path: Path, replicas: object = None) -> Iterator[tuple[str, str]]:

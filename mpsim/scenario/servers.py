@@ -23,6 +23,7 @@ from mpsim.units import Dimension, parse_quantity
 
 DATA: Final = "mpsim.scenario.data"
 SERVERS: Final = ("vllm", "sglang", "trtllm")  # engines with a table of options
+_RELEASED: Final = re.compile(r"(?i)(vllm|sglang|t(ensor)?rt-?llm)([ =:@-]*v?\d+\.\d[\w.+-]*)?")
 
 
 class Meaning(NamedTuple):
@@ -57,8 +58,14 @@ def table_of(name: str) -> Mapping[str, Any]:
 
 
 def preset_of(name: str) -> str:
-    """The engine that a server's own name means, as ``vllm``; other names are engines'."""
-    return str(table_of(name)["engine"]) if name in SERVERS else name
+    """The engine that a server's own name means, as ``vllm==0.6.3``; others are engines'."""
+    return (_RELEASED.fullmatch(name) and preset_for(name)) or name
+
+
+def preset_for(words: str) -> str | None:
+    """The engine that name and version mean, such as ``vLLM 0.11.2``; None if there is none."""
+    known: Mapping[str, Any] = read_shipped("mpsim.serving.catalog", "engines.yaml")["engines"]
+    return next((n for n, e in known.items() if re.fullmatch(e["versions"], words.strip())), None)
 
 
 def _server_of(preset: str) -> str:

@@ -1,6 +1,5 @@
 """Serving engines: how a stack batches, what it keeps, and what it costs beside the device."""
 
-import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -144,12 +143,6 @@ def override(
     if "graph_sizes" in values:
         values["graph_sizes"] = tuple(sorted(parsed.graph_sizes))
     return structs.replace(preset, **values)  # type: ignore[arg-type]
-
-
-def engine_for(words: str) -> EnginePreset | None:
-    """The engine that name and version mean, such as ``vLLM 0.11.2``; None if there is none."""
-    fits = (n for n, e in _entries().items() if re.fullmatch(e["versions"], words.strip()))
-    return next(map(engine, fits), None)
 
 
 @remembered(64)

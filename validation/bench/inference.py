@@ -22,9 +22,10 @@ from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.servers import preset_for
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.confidence import request_interval, setting_of
-from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
+from mpsim.serving.engines import EnginePreset, calibrated, engine
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate.records import Record
@@ -420,9 +421,10 @@ def _cluster_of(name: str, ranks: int) -> tuple[Cluster, tuple[Assumed, ...]]:
 def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     words = f"{cells.text('engine')} {cells.text('engine_version')}".strip()
     entry = _first("engines", cells)
-    preset = engine(entry["engine"]) if entry else engine_for(words)
-    if preset is None:
+    name = entry["engine"] if entry else preset_for(words)
+    if name is None:
         raise CalibrationError(f"engine {words!r} is not in the catalog of engines")
+    preset = engine(name)
     if entry:
         assumed.append(Assumed("engine", preset.name, entry["why"]))
     stated = {field: cells.whole(column) for column, field in _LIMITS.items()}

@@ -7,9 +7,10 @@ import pytest
 
 from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
+from mpsim.scenario.servers import preset_for, preset_of
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.confidence import intervals, setting_of
-from mpsim.serving.engines import engine, engine_for
+from mpsim.serving.engines import engine, engine_names
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
 from mpsim.serving.transfers import CacheNetwork
@@ -100,6 +101,8 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
         ("vLLM 0.10.1.1", "vllm-0.8"),
         ("vLLM 0.10.4", "vllm-0.8"),
         ("vLLM v0.12.0", "vllm-v1"),
+        ("vllm==0.6.3", "vllm-0.5"),
+        ("trtllm 0.12", "tensorrt-llm-0.14"),
         ("vLLM v0.15.1", "vllm-async"),
         ("vLLM", "vllm-async"),
         ("TensorRT-LLM", "tensorrt-llm-1.x"),
@@ -111,10 +114,15 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
     ],
 )
 def test_a_version_is_read_whole(words: str, preset: str) -> None:
-    """0.10.1.1 is no 0.1, 0.10.4 no 0.4, a letter before a version says nothing, and no version means the newest."""
-    found = engine_for(words)
-    assert found is not None
-    assert found.name == preset
+    """A scenario's engine reads as published rows do: 0.10.1.1 is no 0.1, 0.10.4 no 0.4, a letter before a version says nothing, and no version means the newest."""
+    assert preset_for(words) == preset
+    assert engine(words).name == preset
+
+
+@pytest.mark.parametrize("name", [*engine_names(), "vllm-v2", "vllm2", "my vllm 0.6.3"])
+def test_names_of_the_catalog_and_slips_are_no_versions(name: str) -> None:
+    """They stay as they are: a slip is told with the nearest names."""
+    assert preset_of(name) == name
 
 
 @pytest.mark.parametrize(("server", "preset"), [("vllm", "vllm-async"), ("sglang", "sglang")])
