@@ -58,6 +58,9 @@ def validate(
     for remark in validation.remarks:
         note(remark)
     end_early(validation.interrupted)
+    if not any(record.predicted for record in validation.records):
+        note("mpsim validate: no row was predicted; each says why")
+        raise typer.Exit(1)
 
 
 def _values(sets: Sequence[str] | None) -> dict[str, object]:

@@ -9,6 +9,8 @@ import csv
 import io
 import itertools
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -45,8 +47,38 @@ MOST: Final[Mapping[str, float]] = MappingProxyType(
 times the largest of published rows."""
 _LARGEST: Final = 1e30  # of all others
 _LONGEST_CELL: Final = 10_000
+_NUMBER: Final = r"\d+\.?\d*|\.\d+"
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
+
+
+def without_thousands(text: str) -> str:
+    """A cell without separators of thousands: commas, blanks and apostrophes."""
+    return re.sub(r"(?<=\d)[, '](?=\d{3}(?!\d))", "", text)
+
+
+def tidied(column: str, text: str) -> str:
+    """A cell without typography, separators of thousands, and the unit that its column has anyway.
+
+    Examples
+    --------
+    >>> tidied("num_accel", "1,024 GPUs"), tidied("seq_len", "8k"), tidied("bytes", "1 GiB")
+    ('1024', '8192', '1073741824')
+    >>> tidied("ep", "TP8")
+    'TP8'
+    """
+    known = table(DATA, "cells")
+    text = re.sub(known["dashes"], "-", unicodedata.normalize("NFKC", text)).strip()
+    if not re.fullmatch(known["numbers"], column):
+        return re.sub(r"\s+", " ", text)
+    plain = without_thousands(text)
+    for entry in known["units"]:
+        if re.fullmatch(entry["columns"], column):
+            pattern = entry["pattern"].replace("{column}", column)
+            match = re.fullmatch(pattern, plain)
+            if match and re.fullmatch(_NUMBER, match[1]):
+                return f"{float(match[1]) * entry['times']:.15g}"
+    return plain if re.fullmatch(r"[\d.]+", plain) else text
 
 
 @structs.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from mpsim import structs
 from mpsim.document import Document, parse_scalar
 from mpsim.errors import CalibrationError, MpsimError, UnitError
-from mpsim.formats.tables import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows, tidied, without_thousands
 from mpsim.inputs import shown
 from mpsim.memo import remembered
 from mpsim.result import Result
@@ -60,10 +60,11 @@ class Figure:
         """A cell in the figure's unit: a plain number in that of the column, or a quantity with its
         own. CalibrationError if it is no number above 0, or has no unit of this figure.
         """
+        text = without_thousands(text.strip())
         try:
             value = float(text)
         except ValueError:
-            number, _, own = text.strip().rpartition(" ")
+            number, _, own = text.rpartition(" ")
             if text.endswith("%"):
                 number, own = text.removesuffix("%"), "%"
             return self._scaled(number or text, own, text)
@@ -123,7 +124,7 @@ class Table:
             if figure.kind == "training" and any(FIGURES[k].kind == "training" for k in figures):
                 continue
             try:
-                figures[name] = figure.read(row[column].strip(), unit)
+                figures[name] = figure.read(row[column], unit)
             except CalibrationError as error:
                 raise CalibrationError(f"{column}: {error}") from error
         return figures
@@ -132,7 +133,8 @@ class Table:
         """The scenario of a row: its file, or `base`, or nothing, with the row's keys on top.
         CalibrationError, ScenarioError if a cell or the whole is none.
         """
-        values = {key: parse_scalar(row[key].strip()) for key in self.keys if row[key].strip()}
+        cells = {key: tidied(key.rpartition(".")[2], row[key]) for key in self.keys}
+        values = {key: parse_scalar(cell) for key, cell in cells.items() if cell}
         file = row.get("scenario", "").strip()
         under = _loaded(str(self.path.parent / file)) if file else base
         if under is not None:

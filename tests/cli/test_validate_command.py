@@ -48,8 +48,8 @@ def table(tmp_path):
     return write
 
 
-def _rows(outcome):
-    assert outcome.code == 0, outcome.err
+def _rows(outcome, code=0):
+    assert outcome.code == code, outcome.err
     return {row["id"]: row for row in outcome.json()["rows"]}
 
 
@@ -72,6 +72,16 @@ def test_a_row_in_another_unit_is_told(mpsim_cli, small, table):
     for measured, is_told in ((1000 * took, True), (2 * took, False)):
         outcome = mpsim_cli("validate", table(rows.format(measured)))
         assert ("are in SI units (s, B) unless" in outcome.out) == is_told
+
+
+def test_cells_are_read_as_published_ones(mpsim_cli, small, table):
+    """Thousands, blanks and the unit that a key has anyway, beside a measured value with them."""
+    keys = "training.global_batch,training.sequence_length,parallelism.tp,step_time"
+    plain, typed = "small.yaml,1024,2048,2,1200 s", 'small.yaml," 1,024 seqs",2k,TP2,"1,200 s"'
+    file = table(f"scenario,{keys}\n{plain}\n{typed}\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    assert rows["1"]["predicted"] == rows["2"]["predicted"] > 0
+    assert rows["1"]["measured"] == rows["2"]["measured"] == 1200.0
 
 
 def test_of_columns_that_say_the_same_the_first_is_scored(mpsim_cli, small, table):
@@ -173,16 +183,17 @@ def test_what_is_no_time_is_the_reason(mpsim_cli, small, table, cell):
 
 
 def test_a_scenario_that_cannot_be_is_the_reason(mpsim_cli, small, table):
-    """A wrong key is named with its nearest, as in a file."""
+    """A wrong key is named with its nearest, as in a file; where no other row was predicted, the command failed."""
     file = table("scenario,training.micro_bach,step_time\nsmall.yaml,1,1\n")
-    rows = _rows(mpsim_cli("validate", file, "--json"))
-    assert "micro_batch" in rows["1"]["skipped_because"]
+    outcome = mpsim_cli("validate", file, "--json")
+    assert "micro_batch" in _rows(outcome, 1)["1"]["skipped_because"]
+    assert "no row was predicted" in outcome.err
 
 
 def test_reasons_of_a_row_are_told_apart(mpsim_cli, small, table):
     """Two mistakes are two sentences."""
     file = table("scenario,parallelism.tp,parallelism.pp,step_time\nsmall.yaml,3,5,1\n")
-    told = _rows(mpsim_cli("validate", file, "--json"))["1"]["skipped_because"].split("; ")
+    told = _rows(mpsim_cli("validate", file, "--json"), 1)["1"]["skipped_because"].split("; ")
     assert sum(reason.startswith("parallelism.") for reason in told) > 1
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench import collectives, inference, kernels, peaks, plans, schedules, training
 from bench.columns import TABLES, table_kind
-from bench.rows import Row, tidied
+from bench.rows import Row
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats.tables import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows, tidied
 from mpsim.hardware import Cluster
 from mpsim.serving.result import ServedPoint
 from mpsim.validate.records import Record, Validation

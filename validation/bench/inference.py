@@ -11,12 +11,12 @@ from bench.assumptions import network_of
 from bench.attention import attention_of
 from bench.instances import layout_of, pools_of
 from bench.machines import nic_named, per_node, rack_of
-from bench.rows import Row, tidied
+from bench.rows import Row
 from bench.shapes import check_parameters, kin_of, layers_of_experts, misnamed
 from bench.tables import affirmed, lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
-from mpsim.formats.tables import Cells
+from mpsim.formats.tables import Cells, tidied
 from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered

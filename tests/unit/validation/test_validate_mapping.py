@@ -12,12 +12,12 @@ from bench.attention import attention_of
 from bench.collectives import kind_of
 from bench.files import KINDS, predict_row
 from bench.machines import links_of
-from bench.rows import Row, tidied
+from bench.rows import Row
 from bench.runs import described, fitting, read_run
 from bench.tables import affirmed, lookup, on_top, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
-from mpsim.formats.tables import Cells
+from mpsim.formats.tables import Cells, tidied
 from mpsim.formats.words import gpu
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario import Scenario

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.files import KINDS, recognise
-from bench.rows import tidied
 from mpsim.errors import CalibrationError
-from mpsim.formats.tables import Cells, read_rows
+from mpsim.formats.tables import Cells, read_rows, tidied
 from mpsim.validate.records import Record, Validation, summarise
 
 
