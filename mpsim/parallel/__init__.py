@@ -1,7 +1,7 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
 from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, EXPOSED, FOLDED, REPLICATING, Stream
-from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
+from mpsim.parallel.blocks import Repeat, block_backward, block_forward, fused_blocks, repeated
 from mpsim.parallel.crossing import GroupShape, placed, spread
 from mpsim.parallel.experts import rank_load
 from mpsim.parallel.layout import Layout
@@ -15,15 +15,16 @@ from mpsim.parallel.mesh import (
     straddling,
     whole_groups,
 )
-from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
-from mpsim.parallel.tensor import (
+from mpsim.parallel.shard import (
     Communication,
     Compute,
     Item,
-    Repeat,
+    Routing,
+    Sharding,
     Synchronization,
     Waits,
-    repeated,
+    reshaped,
+    shard,
 )
 
 __all__ = ["ACCOUNTED", "AXES", "AXIS_NAMES", "EXPERT_AXES", "EXPOSED", "FOLDED", "REPLICATING"]

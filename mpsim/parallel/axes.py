@@ -59,7 +59,7 @@ class Span(enum.IntFlag):
 class Communicator:
     """A group of ranks that communicate inside layers."""
 
-    name: str  # as `mpsim.parallel.tensor.Communication` names it
+    name: str  # as `mpsim.parallel.shard.Communication` names it
     axes: tuple[str, ...]  # axes it extends over, of the mesh or of the experts' mesh
     # all its ranks, those of one scale-up domain, or one of each domain
     part: Literal["all", "inside", "across"] = "all"

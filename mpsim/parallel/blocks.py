@@ -28,21 +28,38 @@ from mpsim.parallel.experts import (
     split_shared,
     way_back,
 )
-from mpsim.parallel.shard import Sharding, shard
-from mpsim.parallel.tensor import (
+from mpsim.parallel.shard import (
     Communication,
     Compute,
     Item,
-    Repeat,
+    Sharding,
+    Synchronization,
     Waits,
-    backward_items,
-    forward_items,
-    norm_items,
-    repeated,
+    shard,
 )
-from mpsim.workload import Expansion, Module, Operator, Phase, Split
+from mpsim.parallel.tensor import backward_items, forward_items, norm_items
+from mpsim.workload import Expansion, Module, Operator, Phase, Role, Split
 
 Plain = Callable[[Operator], Iterator[Item]]
+
+
+def repeated(items: Iterable[Item]) -> list[Item]:
+    """The same items, marked as done again; a wait of the host is one like the first."""
+    return [
+        item if isinstance(item, Synchronization) else structs.replace(item, repeated=True)
+        for item in items
+    ]
+
+
+@structs.dataclass(frozen=True, slots=True)
+class Repeat:
+    """Forward kernels that run again together in a backward."""
+
+    operators: tuple[Operator, ...]  # of the forward, in order
+    # places of forward operators: the first backward kernel in any of them waits for it
+    before: frozenset[tuple[Module, Role]]
+    # whether they run when what that kernel reads has arrived, not before it is sent
+    late: bool = False
 
 
 class _Part(enum.Enum):

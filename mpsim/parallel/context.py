@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from mpsim import structs
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
-from mpsim.parallel.shard import Sharding, shard
-from mpsim.parallel.tensor import Communication, Compute, Waits
+from mpsim.parallel.shard import Communication, Compute, Sharding, Waits, shard
 from mpsim.shipped import say
 from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 

@@ -21,8 +21,16 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
-from mpsim.parallel.shard import Routing, Sharding, shard
-from mpsim.parallel.tensor import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel.shard import (
+    Communication,
+    Compute,
+    Item,
+    Routing,
+    Sharding,
+    Synchronization,
+    Waits,
+    shard,
+)
 from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 Beside = tuple[Sequence[Item], Sequence[Item]]
