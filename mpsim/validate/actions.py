@@ -153,13 +153,9 @@ def compare_orders(
         wanted = planned[rank // each]
         for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):
             if a != b:
-                return (
-                    False,
-                    f"rank {rank}, action {place + 1}: torch ran {a}, the schedule says {b}",
-                )
+                told = f"action {place + 1}: torch ran {a}, the schedule says {b}"
+                return False, f"rank {rank}, {told}"
         if len(ran) != len(wanted):
-            return (
-                False,
-                f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
-            )
+            told = f"torch ran {len(ran)} actions, the schedule has {len(wanted)}"
+            return False, f"rank {rank}: {told}"
     return True, ""

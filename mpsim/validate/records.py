@@ -50,6 +50,8 @@ class Record:
     # of `mpsim.result.residuals.FIGURES`: whose residuals give the interval. "" for what is exact
     figure: str = ""
     setting: Setting | None = None  # what the residual depends on; None without a prediction
+    # odds that it runs out of memory, predicted of a run that did
+    ran_out: float | None = None
     # the interval where it is not that of the figure's residuals alone
     ends: Interval | None = None
 
@@ -77,6 +79,7 @@ class Record:
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,
             "assumed": list(self.assumed),
+            "ran_out": self.ran_out,
             "setting": self.setting and self.setting.to_json(),
         }
 
@@ -168,19 +171,14 @@ def summarise(records: Sequence[Record]) -> Family:
         kind=records[0].kind,
         rows=len(records),
         predicted=sum(record.predicted is not None for record in records),
-        mean_abs_error=_mean(sizes),
+        mean_abs_error=statistics.fmean(sizes) if sizes else None,
         median_abs_error=statistics.median(sizes) if sizes else None,
         p90_abs_error=sizes[min(len(sizes) - 1, int(_TAIL * len(sizes)))] if sizes else None,
-        bias=_mean(errors),
+        bias=statistics.fmean(errors) if errors else None,
         worst=worst,
         worst_id=worst_id,
         mismatched=sum(bool(record.mismatched) for record in records),
     )
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return statistics.fmean(numbers) if numbers else None
 
 
 SMALLEST = 3  # rows from which a group is a choice
@@ -326,7 +324,7 @@ def _validation_sheet(validation: Validation) -> Sheet:
         rows = [_family_cells(family) for family in families]
         rows += [_family_cells(total)] if len(families) > 1 else []
         lines = [*_worst(validation, total.kind), *_reasons(validation, total.kind)]
-        lines += _covered(validation, total.kind)
+        lines += [*_ran_out(validation, total.kind), *_covered(validation, total.kind)]
         lines += _decisions(validation) if total.kind == "training" else []
         title = f"{total.kind}: error of predictions (predicted / measured - 1)"
         right = tuple(range(1, len(_COLUMNS) - 1))
@@ -383,6 +381,13 @@ def _worst(validation: Validation, kind: str) -> list[str]:
     )
     lines += [f"  {count} rows of {what}" for what, count in differ.items()]
     return _headed("furthest off:", lines)
+
+
+def _ran_out(validation: Validation, kind: str) -> list[str]:
+    """Runs that ran out of memory where they were measured, and the odds of that."""
+    ran = [row for row in validation.of(kind) if row.ran_out is not None]
+    lines = [say("validate.ran_out", row=r, peak=_quantity(r.predicted, r.unit)) for r in ran]
+    return _headed("ran out of memory, and how many such cases do:", lines)
 
 
 def _covered(validation: Validation, kind: str) -> list[str]:

@@ -41,6 +41,7 @@ _UNITS: Final[Mapping[str, str]] = MappingProxyType(
     | {"bytes": "B", "pct": "%", "%": "%"}
 )
 _LEAST: Final = 1e-30
+_RAN_OUT: Final = re.compile(r"(?i)\s*(cuda |hip )?(oom|out[- ]of[- ]memory)( error)?\s*")
 _PREFIX: Final = re.compile("measured[._ ]", re.IGNORECASE)
 _UNIT: Final = re.compile(rf"[_ ]?[(\[]?({'|'.join(_UNITS)})[)\]]?", re.IGNORECASE)
 
@@ -113,10 +114,14 @@ class Table:
         """Whether a figure of a service was measured."""
         return any(FIGURES[name].point for name, _ in self.measured.values())
 
-    def figures(self, row: Mapping[str, str]) -> dict[str, float]:
-        """Measured figures of a row by name, the first of the same. CalibrationError: no figure."""
+    def figures(self, row: Mapping[str, str]) -> dict[str, float | None]:
+        """Measured figures of a row by name, the first of the same; a memory of None: it ran out.
+        CalibrationError: no figure.
+        """
         cells = {name: (column, unit) for column, (name, unit) in self.measured.items()}
-        figures: dict[str, float] = {}
+        if any(_RAN_OUT.fullmatch(row.get(column, "")) for column in self.measured):
+            return {"memory": None}
+        figures: dict[str, float | None] = {}
         for name, figure in FIGURES.items():
             column, unit = cells.get(name, ("", ""))
             if not row.get(column, "").strip():
@@ -307,11 +312,8 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     memory = figure.kind == "memory"
     residual = "memory" if memory else residuals_of(setting).figure
     basis = head["interval"]["memory_basis" if memory else "basis"]
-    chip = result.plan.layout.cluster.accelerator.name
-    group = (
-        f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {head['accelerators']} x"
-        f" {chip}"
-    )
+    many = f"{head['accelerators']} x {result.plan.layout.cluster.accelerator.name}"
+    group = f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {many}"
     timed = figure.unit == "s"  # what choices are judged by
     return structs.replace(
         blank,
@@ -322,6 +324,7 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
         figure=residual,
         setting=setting,
         ends=Interval(low, high, basis),
+        ran_out=1.0 - result.summary["fits_probability"] if blank.measured is None else None,
     )
 
 
@@ -371,7 +374,7 @@ def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) ->
         except MpsimError as error:
             skipped.append(f"{name}: {'; '.join(str(error).splitlines())}")
             continue
-        measured = {FIGURES[key].point: value for key, value in figures.items()}
+        measured = {FIGURES[key].point: value for key, value in figures.items() if value}
         if measured.pop("", None) is None and measured:
             points.append(ServedPoint(name, plan, measured))
     return ServedRows(points, skipped)

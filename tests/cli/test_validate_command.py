@@ -84,6 +84,20 @@ def test_cells_are_read_as_published_ones(mpsim_cli, small, table):
     assert rows["1"]["measured"] == rows["2"]["measured"] == 1200.0
 
 
+@pytest.mark.parametrize("cell", ["OOM", "out of memory", " CUDA out of memory "])
+def test_a_run_out_of_memory_is_beside_its_odds(mpsim_cli, small, table, cell):
+    """It is a memory that was predicted, with the odds of `mpsim run`, and no error; words say both."""
+    head = "id,scenario,model.layers,model.hidden,step_time"
+    file = table(f"{head}\na,small.yaml,4,256,{cell}\nb,small.yaml,200,16384,{cell}\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    fits = mpsim.simulate(mpsim.load(small)).summary["fits_probability"]
+    assert rows["a#memory"]["ran_out"] == 1 - fits < 0.1
+    assert rows["b#memory"]["ran_out"] > 0.9
+    told = [(row["error"], row["skipped_because"]) for row in rows.values()]
+    assert told == [(None, None)] * 2
+    assert "  100%  b#memory: predicted" in mpsim_cli("validate", file).out
+
+
 def test_of_columns_that_say_the_same_the_first_is_scored(mpsim_cli, small, table):
     """A step's time and its rate are one record; of two columns of a figure the one that says that it was measured counts."""
     file = table(

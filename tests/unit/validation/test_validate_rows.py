@@ -106,7 +106,7 @@ def test_records_and_families_have_exactly_the_keys_of_the_contract() -> None:
         "family kind rows predicted mean_abs_error median_abs_error p90_abs_error bias worst".split()
     )
     assert list(data["rows"][0]) == (
-        "id family kind unit measured predicted error interval mismatched skipped_because assumed setting".split()
+        "id family kind unit measured predicted error interval mismatched skipped_because assumed ran_out setting".split()
     )
 
 
