@@ -7,14 +7,13 @@ All bandwidths are per direction: a bidirectional (marketing) figure is halved o
 import contextlib
 import enum
 import math
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpsim import nouns, structs
 from mpsim.errors import HardwareError
 from mpsim.nouns import Description, describe_fields
-from mpsim.shipped import say
+from mpsim.shipped import read_shipped, say
 from mpsim.units import Dimension, format_quantity
 
 
@@ -77,13 +76,9 @@ class Calibration:
         return curves.get((kind, phase), curves.get((kind, "forward")))
 
 
-SCALED_FORMATS = types.MappingProxyType(
-    {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-)
+_SCALED: Mapping[str, Mapping[str, str]] = read_shipped("mpsim.hardware.data", "formats.yaml")
+SCALED_FORMATS = {name: facts["elements"] for name, facts in _SCALED.items()}
 """Formats with a scale a row or block, and the precision whose matrix units they run on."""
-_SCALED_BY_HARDWARE = frozenset({"mxfp8"})
-# format: vendor whose matrix units alone apply its scales (16 elements each in NVFP4, 32 in MX)
-_SCALED_BY_VENDOR = types.MappingProxyType({"nvfp4": "NVIDIA"})
 
 
 _MHZ = 1e6
@@ -212,15 +207,15 @@ class Accelerator(Sourced):
 
         Notes
         -----
-        A scaled format (`SCALED_FORMATS`) has the peak of its elements. Scales that the matrix unit
-        applies itself (``mxfp8``) came with fp4.
+        A scaled format has the peak of its elements, if its scales are applied (`SCALED_FORMATS`).
         """
+        scaled = _SCALED.get(precision, {})
         try:
-            if precision in _SCALED_BY_HARDWARE:
-                self.peak_flops["fp4"]
-            if _SCALED_BY_VENDOR.get(precision, self.vendor) != self.vendor:
+            if scaled.get("vendor", self.vendor) != self.vendor:
                 raise KeyError(precision)
-            return self.peak_flops[SCALED_FORMATS.get(precision, precision)]
+            elements = scaled.get("elements", precision)
+            self.peak_flops[scaled.get("beside", elements)]
+            return self.peak_flops[elements]
         except KeyError:
             has = ", ".join(sorted(self.peak_flops))
             raise HardwareError(
