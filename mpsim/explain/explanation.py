@@ -118,14 +118,8 @@ def explain(
     if all(map(is_log, files)):
         seconds, unseen = log_step(result, files)
         unseen += ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
-        return Explanation(
-            result.scenario.name,
-            seconds,
-            float(result.timeline.step_time_s),
-            (),
-            tuple(unseen),
-            None,
-        )
+        name, simulated = result.scenario.name, float(result.timeline.step_time_s)
+        return Explanation(name, seconds, simulated, (), tuple(unseen), None)
     recordings = _read(files, progress)
     recorded, ranks = recorded_step(recordings), _ranks(recordings)
     taken = account(ranks)
@@ -181,7 +175,8 @@ class LogStep(NamedTuple):
 def log_step(result: Result, files: Sequence[Path]) -> LogStep:
     """The median step of a log since its last change. FormatError if no line has a step's time."""
     watch = Watch(float(result.timeline.step_time_s))
-    for number, seconds in sorted(read_log(files).times(result.scenario).items()):
+    log = read_log(files)
+    for number, seconds in sorted(log.times(result.scenario).items()):
         watch.take(number, seconds, None)
     if not watch.times:
         raise FormatError(f"{files[0]}: no line has the time of a step; nothing to explain")
@@ -190,7 +185,7 @@ def log_step(result: Result, files: Sequence[Path]) -> LogStep:
         " those alone count (mpsim watch)"
         for last in watch.changes[-1:]
     ]
-    return LogStep(statistics.median(watch.times), unseen)
+    return LogStep(statistics.median(watch.times), [*unseen, *log.unlike(result.scenario)])
 
 
 def read_ranks(files: Sequence[Path]) -> list[Spans]:

@@ -35,6 +35,17 @@ NEEDED = say("formats.a_log")
 
 
 @structs.dataclass(frozen=True, slots=True)
+class _Form:
+    """One tool's line: a mark to look for first, and where each figure stands with its unit."""
+
+    tool: str
+    stacks: str
+    mark: str
+    step: re.Pattern[str]
+    figures: Mapping[str, tuple[re.Pattern[str], float]]
+
+
+@structs.dataclass(frozen=True, slots=True)
 class LogStep:
     """One step as a log tells of it."""
 
@@ -45,6 +56,7 @@ class LogStep:
     samples_per_s: float | None = None  # of all ranks
     samples: float | None = None  # of the step, where the line says how many
     memory: float | None = None  # peak of the rank that wrote the line [B]
+    form: _Form | None = structs.field(default=None, compare=False)  # of a tool's own lines
 
     def seconds_in(self, scenario: Scenario) -> float | None:
         """Seconds of the step of a run that the scenario describes; None of another batch, as while
@@ -61,20 +73,13 @@ class LogStep:
         return step.global_batch / self.samples_per_s if self.samples_per_s else None
 
 
-@structs.dataclass(frozen=True, slots=True)
-class _Form:
-    """One tool's line: a mark to look for first, and where each figure stands with its unit."""
-
-    mark: str
-    step: re.Pattern[str]
-    figures: Mapping[str, tuple[re.Pattern[str], float]]
-
-
 @remembered(1)
 def _forms() -> tuple[_Form, ...]:
     """Every tool's line."""
     return tuple(
         _Form(
+            row["tool"],
+            row["stacks"],
             row["mark"],
             re.compile(row["step"]),
             {
@@ -114,7 +119,7 @@ def parse_line(line: str) -> LogStep | None:
                 and (match.end() < len(text) or line[-1:] == "\n")
             }
             if found and all(0 < value < math.inf for value in found.values()):
-                return LogStep(int(number[1][:18]), **found)
+                return LogStep(int(number[1][:18]), **found, form=form)
     return None
 
 
@@ -147,6 +152,13 @@ class RunLog:
     def memory(self) -> float | None:
         """Largest peak that any line tells of [B]."""
         return max((step.memory for step in self.steps if step.memory), default=None)
+
+    def unlike(self, scenario: Scenario) -> list[str]:
+        """Say that lines are of another tool than the scenario's stack, if that has its own."""
+        title = scenario.software.title
+        own = [form.tool for form in _forms() if re.search(form.stacks, title)]
+        tools = {step.form.tool for step in self.steps if step.form} if own else set()
+        return [say("formats.log_tool", tool=t, stack=title) for t in sorted(tools - {*own})]
 
     def times(self, scenario: Scenario) -> dict[int, float]:
         """Seconds of every step by its number: of the slowest rank that wrote of it [s].

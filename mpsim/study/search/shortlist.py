@@ -15,7 +15,7 @@ import numpy as np
 from mpsim import structs
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats import export
-from mpsim.formats.training_log import read_log
+from mpsim.formats.training_log import RunLog, read_log
 from mpsim.framework import framework_line
 from mpsim.inputs import read_bytes
 from mpsim.output import safe_name, write_whole
@@ -214,6 +214,7 @@ class Tried(Shown):
     pool: tuple[Found, ...]
     belief: Belief
     launched: Mapping[str, Ran]  # what each folder's log says; folders without a log are left out
+    warnings: tuple[str, ...] = ()  # of logs
 
     @property
     def order(self) -> list[int]:
@@ -257,6 +258,7 @@ class Tried(Shown):
                 for n in self.order[:20]
             ],
             "next": {"layout": dict(row.values), "gain": gain, "pays": gain > _PAYS},
+            "warnings": list(self.warnings),
         }
 
     def sheet(self) -> Sheet:
@@ -283,7 +285,8 @@ class Tried(Shown):
         row, gain = self.following
         pays = "pays" if gain > _PAYS else "would not pay"
         lines = [
-            f"another run {pays}: {row.name} is expected to shorten the step by {percent(gain)}"
+            *(f"warning: {warning}" for warning in self.warnings),
+            f"another run {pays}: {row.name} is expected to shorten the step by {percent(gain)}",
         ]
         if self.belief.surprised:
             lines.append(
@@ -301,25 +304,26 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
     if data["digest"] != scenario.digest:
         raise FormatError(say("study.other_scenario", file=folder / SHORTLIST, name=scenario.name))
     pool = tuple(_found(item) for item in data["pool"])
-    launched: dict[str, Ran] = {}
+    launched, told = dict[str, Ran](), dict[str, None]()
     for name, place in data["launched"].items():
         logs = sorted((folder / safe_name(name)).glob("*.log"))
         if logs:
-            launched[name] = _ran(scenario, pool[place], place, logs)
+            log = read_log(logs)
+            told |= dict.fromkeys(log.unlike(scenario))
+            launched[name] = _ran(scenario, pool[place], place, log)
     if not launched:
         raise FormatError(say("study.no_logs", folder=folder, names=", ".join(data["launched"])))
     belief = belief_of(pool).after(*launched.values())
-    return Tried(scenario.name, pool, belief, launched)
+    return Tried(scenario.name, pool, belief, launched, tuple(told))
 
 
-def _ran(scenario: Scenario, row: Found, place: int, logs: Sequence[Path]) -> Ran:
+def _ran(scenario: Scenario, row: Found, place: int, log: RunLog) -> Ran:
     """Median step after the warm-up and peak memory of a log; no time where memory ran out."""
-    log = read_log(logs)
     if log.ran_out:
         return Ran(place, None)
     times = [took for _, took in sorted(log.times(scenario.with_values(row.values)).items())]
     if not times:
-        raise FormatError(say("study.no_steps_logged", log=logs[0], steps=STEPS))
+        raise FormatError(say("study.no_steps_logged", log=log.name, steps=STEPS))
     warm = times[_WARM_UP:] if len(times) > 2 * _WARM_UP else times[1:] or times
     return Ran(place, statistics.median(warm), log.memory)
 

@@ -311,6 +311,11 @@ def test_a_log_moves_no_peak_of_a_device(tmp_path: Path) -> None:
         for each in (data["cluster"], cluster)
     )
     assert after.breakdown["weight_gradient"] > 1.15 * before.breakdown["weight_gradient"]
+    lines = (f"step: {n}  loss: 8.1  tps: {65_536 / 8 / step:.1f}  mfu: 30%\n" for n in range(9))
+    log.write_text("".join(lines))
+    other = calibrate_recorded(run, [log]).warnings
+    assert [text for text in other if "those of torchtitan" in text]
+    assert not [text for text in told.warnings if "those of" in text]
     log.write_text("".join(f'{{"step": {n}, "step_time_s": {step / 8}}}\n' for n in range(9)))
     with pytest.raises(CalibrationError, match="no level of the accelerator explains"):
         calibrate_recorded(run, [log])

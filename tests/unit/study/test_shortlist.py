@@ -123,6 +123,23 @@ def test_launched_runs_are_read_back_and_rank_all_layouts(
     assert "out of memory" in tried.sheet().text()
 
 
+def test_a_log_of_another_tool_is_told_once(
+    scenario: mpsim.Scenario, chosen: Shortlist, tmp_path: Path
+) -> None:
+    """Lines of torchtitan in runs of Megatron-LM count, with one warning that names both; lines of its own have none."""
+    chosen.write(tmp_path)
+    folders = list(json.loads((tmp_path / SHORTLIST).read_text())["launched"])
+    log(tmp_path / folders[0], 1.0)
+    assert not read_runs(scenario, tmp_path).warnings
+    for folder in folders[1:]:
+        lines = (f"step: {n}  loss: 8.1  memory: 20.50GiB(25.9%)  tps: 1,024\n" for n in range(9))
+        (tmp_path / folder / "run.log").write_text("".join(lines))
+    tried = read_runs(scenario, tmp_path)
+    (told,) = tried.warnings
+    assert "lines of the log are those of torchtitan, and framework is Megatron-Core" in told
+    assert told in tried.sheet().text()
+
+
 def test_a_folder_of_another_scenario_or_without_logs_is_refused(
     scenario: mpsim.Scenario, chosen: Shortlist, tmp_path: Path
 ) -> None:
