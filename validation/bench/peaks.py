@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.rows import Row
-from bench.tables import lookup, of_stack, on_top, rule_of, seen_as, table
+from bench.tables import lookup, named, of_stack, on_top, rule_of, seen_as, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.tables import Cells
@@ -134,8 +134,12 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
     numbers = _numbers(cells)
     cells = _on_its_devices(cells, rule, numbers, assumed)
     steps = _entry("optimizers", cells.text("optimizer"), "optimizer", assumed)
+    which = named("optimizers", cells.text("optimizer"))
+    if "unnamed" in steps and (which is None or "told" in which):
+        raise CalibrationError(steps["unnamed"])
+    stepped = (which or {}).get("training", {}) | steps.get("training", {})
     framework = dict(rule["framework"])
-    own = "optimizer" in steps.get("training", {})  # the catalog has its states
+    own = "optimizer" in stepped  # the catalog has its states
     paged = "" if own else _states(cells, method, assumed)
     for section, text in (
         ("weights", cells.text("base_weights")),
@@ -154,7 +158,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         training |= {"method": method, "adapter": _adapter(cells, rule, assumed)}
     mesh = _parallelism(cells, steps)
     offload = _entry("offloads", cells.text("offload"), "offload", assumed)
-    training |= offload.get("training", {}) | steps.get("training", {}) | trains.get("training", {})
+    training |= offload.get("training", {}) | stepped | trains.get("training", {})
     mesh |= offload.get("parallelism", {})
     if training["global_batch"] > training["micro_batch"] * (cells.whole("dp") or 1):
         framework |= rule.get("accumulating", {})

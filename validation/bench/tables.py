@@ -16,6 +16,7 @@ from mpsim.result.residuals import Setting
 __all__ = [
     "affirmed",
     "lookup",
+    "named",
     "of_stack",
     "on_top",
     "rule_of",
@@ -65,8 +66,19 @@ def rule_of(cells: Cells, name: str = "training") -> Mapping[str, Any]:
                     rule = on_top(rule, _spelt(more, cells))
                 elif "off" in more and _fits(cells, more, denied=True):
                     rule = on_top(rule, more["off"])
+            for kind in table(name).get("names", ()):
+                rule = on_top(rule, named(kind, _text(cells, _ANYWHERE)) or {})
             return rule
     raise CalibrationError("no family fits the row")
+
+
+def named(kind: str, text: str) -> Mapping[str, Any] | None:
+    """What the words of a kind in a text name, all together; None where there are none."""
+    found: dict[str, Any] | None = None
+    for entry in table("training")["names"][kind]:
+        if re.search(entry["pattern"], _parted(text, entry["pattern"]), re.IGNORECASE):
+            found = on_top(found or {}, entry)
+    return found
 
 
 def stands_in(rule: Mapping[str, Any]) -> bool:
@@ -105,7 +117,7 @@ def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     merged = {
         key: {**rule.get(key, {}), **value} if isinstance(value, Mapping) else value
         for key, value in more.items()
-        if key not in ("where", "also", "off", "says")
+        if key not in ("where", "also", "off", "says", "pattern")
     }
     return {**rule, **merged}
 

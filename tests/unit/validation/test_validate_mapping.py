@@ -650,8 +650,11 @@ def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
 
 
 STACKS = ("Megatron-Core 0.12", "PyTorch FSDP2", "DeepSpeed ZeRO-3", "Somebody's trainer")
+NAMES = [entry for kind in table("training")["names"].values() for entry in kind]
 SAID = [
-    (words, entry) for entry in table("training")["everywhere"] for words in entry.get("says", ())
+    (words, entry)
+    for entry in (*table("training")["everywhere"], *NAMES)
+    for words in entry.get("says", ())
 ]
 
 
@@ -670,7 +673,7 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
     for field, value in entry.get("framework", {}).items():
         if "\\" not in str(value):
             assert spoken["framework"][field] == value
-    for key in ("refused", "offload", "training", "told"):
+    for key in ("refused", "offload", "training", "told", "method"):
         assert spoken.get(key) == entry.get(key)
     denied = plain
     for other in table("training")["everywhere"]:

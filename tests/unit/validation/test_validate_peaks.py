@@ -197,6 +197,8 @@ def test_peaks_that_releases_of_megatron_core_print_are_predicted(
         ({"recompute": "no"}, "training.recompute", "none"),
         ({"optimizer": "Adafactor"}, "training.optimizer", "adafactor"),
         ({"optimizer": "Muon"}, "training.optimizer", "muon"),
+        ({"optimizer": "paged_adamw_8bit"}, "training.optimizer", "paged-adamw-8bit"),
+        ({"optimizer": "adamw_bnb_8bit"}, "training.optimizer", "adamw-8bit-bnb"),
         ({"offload": "CPU offload"}, "parallelism.offload", "parameters"),
         ({"compute_dtype": "float8", "accelerator": "H100"}, "training.precision", "fp8"),
         ({"loss": "Liger fused linear cross entropy"}, "framework.loss_kept_bytes", 0.0625),
@@ -230,6 +232,7 @@ def test_adapters_stand_beside_all_that_words_call_all() -> None:
 
 
 def test_projected_gradients_are_refused_by_name() -> None:
-    """GaLore's states are not those of 8-bit AdamW."""
-    with pytest.raises(CalibrationError, match="states of this optimizer"):
-        scenario_of(Cells({**PEAK, "optimizer": "GaLore AdamW 8-bit"}))
+    """GaLore's states are not those of 8-bit AdamW, nor LAMB's those of AdamW."""
+    for name in ("GaLore AdamW 8-bit", "LAMB", "somebody's"):
+        with pytest.raises(CalibrationError, match="states of this optimizer"):
+            scenario_of(Cells({**PEAK, "optimizer": name}))
