@@ -5,8 +5,8 @@ results in words, as people write them.
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
@@ -21,6 +21,7 @@ from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
 _SHARE, _COUNT, _PRICE = "share", "count", "USD"
+_PERCENTS: Final = re.compile(r"\d+(?:\.\d+)?(?= ?%)")
 _USUAL: Final = 4  # digits of a figure; counts have another
 
 
@@ -78,6 +79,14 @@ def share_text(value: float | None) -> str:
 def worded(value: object) -> str:
     """A value of a setting; null leaves it to its default."""
     return "default" if value is None else str(value)
+
+
+def _ranged(texts: Sequence[str]) -> str:
+    """Texts that differ in percentages alone as one: ``8.1 to 9.4 %``."""
+    shares = zip(*map(_PERCENTS.findall, texts), strict=True)
+    ends = ((min(share, key=float), max(share, key=float)) for share in shares)
+    spans = (low if low == high else f"{low} to {high}" for low, high in ends)
+    return _PERCENTS.sub(lambda _: next(spans), texts[0])
 
 
 def warned(warnings: Mapping[str, object]) -> tuple[str, ...]:
@@ -259,9 +268,14 @@ class Sweep(Shown, Tabular):
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Warnings of rows that have no reason to be left out, and how many rows have each."""
+        """Warnings of rows that have no reason to be left out, and how many rows have each; those
+        that differ in percentages alone are one, with their ranges.
+        """
         usable = (row for row in self.rows if not row.reason)
-        return dict(Counter(warning for row in usable for warning in row.warnings))
+        alike: dict[str, list[str]] = {}
+        for warning in (warning for row in usable for warning in row.warnings):
+            alike.setdefault(_PERCENTS.sub("", warning), []).append(warning)
+        return {_ranged(texts): len(texts) for texts in alike.values()}
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""

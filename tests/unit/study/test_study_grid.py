@@ -322,6 +322,15 @@ def test_json_is_plain_data(swept):
     assert json.loads(json.dumps(swept.to_json()))["keys"] == list(AXES)
 
 
+def test_warnings_that_differ_in_percentages_are_one(scenarios):
+    """With the range of each: what is not measured of a machine is another share of every row's step."""
+    base = mpsim.load(scenarios / "quickstart.yaml", set=["cluster.accelerator=mi300x"])
+    told = mpsim.sweep(base, {"training.micro_batch": [1, 2, 4]}).warnings
+    (kernels,) = (text for text in told if "not measured" in text and "kernels" in text)
+    assert re.search(r"on which \d+\.\d to \d+\.\d % of the step rests", kernels)
+    assert told[kernels] == 3
+
+
 def test_warnings_of_rows_are_told_with_the_table(scenarios):
     """Each once, with the number of its rows, and in a column of the CSV."""
     scenario = mpsim.load(scenarios / "quickstart.yaml")
