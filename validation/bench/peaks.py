@@ -69,7 +69,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     setting = seen_as(of_stack(setting_of(plan), rule), statistic["seen"])
     peak = peak_of(plan, statistic["seen"], last=rule.get("logs") == "last rank")
-    if statistic["seen"] == "reserved" and rule.get("starts") == "whole":
+    if statistic["seen"] == "reserved" and _rule(cells).get("starts") == "whole":
         # a statistic since the start of the process
         weights = (
             plan.layout.rank_parameters.max() * plan.layout.framework.lowering.activation_bytes

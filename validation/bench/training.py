@@ -100,10 +100,12 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     """
     stated = _stated(row)
     rule, run = read_run(stated.cells)
+    seen = rule.get("memory", "memory")
+    since_start = seen == "reserved" and rule.get("starts") == "whole"
     told = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",
-        seen=rule.get("memory", "memory"),
+        seen="started" if since_start else seen,
     )
     setting = dataclasses.replace(told.setting, guessed=guesses((*stated.assumed, *run.assumed)))
     setting = of_stack(setting, rule)
@@ -126,8 +128,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     if stated.assumed:  # a rate hardly depends on what was assumed, a peak is in proportion to it
         why = "the batch or the length of sequences is not stated, which decides the peak"
         return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
-    seen = rule.get("memory", "memory")
-    read = seen_as(setting, "reserved" if seen == "started" else seen)
+    read = seen_as(setting, seen)
     known = [
         dataclasses.replace(
             peak, predicted=told.memory, assumed=assumed, figure="memory", setting=read

@@ -673,8 +673,8 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
     for field, value in entry.get("framework", {}).items():
         if "\\" not in str(value):
             assert spoken["framework"][field] == value
-    for key in ("refused", "offload", "training", "told", "method"):
-        assert spoken.get(key) == entry.get(key)
+    for key in ("refused", "offload", "training", "told", "method", "memory"):
+        assert spoken.get(key) == entry.get(key, plain.get(key))
     denied = plain
     for other in table("training")["everywhere"]:
         where = {"said": "^$", "words": "", **other["where"]}
