@@ -13,6 +13,7 @@ from mpsim.framework import ContextExchange, ExpertOverlap, SelectiveRecompute, 
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.checks.common import divisors_near, mistake, multiples_near, nearest_two
 from mpsim.scenario.sections import OF_STAGE, REPLICATING, factors
+from mpsim.scenario.settled import settled_by
 from mpsim.schedule import schedule, schedules
 
 if TYPE_CHECKING:
@@ -301,7 +302,9 @@ def check_recompute_modules(scenario: Written) -> Iterator[Problem]:
     ]
     if faults:
         legal = ", ".join(legal_modules(scenario))
-        yield mistake("modules", scenario, faults="; ".join(faults), legal=legal)
+        taken = "training.recompute_modules" in settled_by(scenario.source.data)
+        name = "modules_taken" if taken else "modules"
+        yield mistake(name, scenario, faults="; ".join(faults), legal=legal)
 
 
 def legal_modules(scenario: Written) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 import mpsim
 from mpsim.cost.kernels import KernelModel
-from mpsim.errors import nearest
+from mpsim.errors import ScenarioError, nearest
 from mpsim.framework import framework_names
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.result.result import told_of
@@ -345,3 +345,16 @@ def test_an_accelerator_that_is_not_listed_is_a_near_one_with_figures_of_its_own
         data["cluster"] = {"accelerator": board, "accelerators_per_node": 1, "nodes": 1}
         steps.append(mpsim.simulate(Scenario.from_mapping(data)).timeline.step_time_s)
     assert steps[0] > steps[1]
+
+
+def test_modules_of_a_preset_are_not_said_to_be_the_files(base):
+    """HAI-LLM runs again what DeepSeek-V3 has: a file of another model, which names no modules, is told whose they are and what to write; one that does is not."""
+    sets = ["framework=hai-llm", "schedule=1f1b"]
+    with pytest.raises(
+        ScenarioError, match=r"left out, so that hai-llm takes.*write.*core_attn, mlp"
+    ):
+        mpsim.load(base, set=sets)
+    own = "training={global_batch: 16, sequence_length: 4096, recompute: selective, recompute_modules: [%s]}"
+    mpsim.load(base, set=[*sets, own % "core_attn"])
+    with pytest.raises(ScenarioError, match=r"got mla_up_proj.*can run again core_attn, mlp"):
+        mpsim.load(base, set=[*sets, own % "mla_up_proj"])
