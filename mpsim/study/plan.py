@@ -472,6 +472,8 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "price", _price(row)
     if row.rate is not None and row.rate.offer == "spot":
         yield "", say("study.spot")
+    if row.rate is not None:
+        yield "", say("study.spares", share=constants()["spare_share"])
     yield "energy", f"{_span(row, 'mwh')} MWh at the meter"
     yield "CO2", f"{_span(row, 'tco2')} t, embodied carbon left out"
     if facility:

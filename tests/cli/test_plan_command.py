@@ -20,7 +20,7 @@ def test_json_has_the_figures_of_the_contract(mpsim_cli, scenarios):
 
 
 def test_text_says_what_was_assumed(mpsim_cli, scenarios):
-    """Days, price with its offer and its dates, PUE and grid."""
+    """Days, price with its offer and its dates and without nodes that stand by, PUE and grid."""
     out = mpsim_cli(
         "plan", scenarios / "quickstart.yaml", "--tokens", "300B", "--region", "fra"
     ).out
@@ -30,10 +30,12 @@ def test_text_says_what_was_assumed(mpsim_cli, scenarios):
         "goodput",
         "USD an accelerator-hour",
         "on-demand",
+        "nodes that stand by are in no price",
+        "1% more",
         "PUE",
         "fra",
     ):
-        assert word in out
+        assert word in " ".join(out.split())
 
 
 def test_every_value_is_planned_and_drawn(mpsim_cli, scenarios, tmp_path):

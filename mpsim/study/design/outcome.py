@@ -228,6 +228,7 @@ def _taken(row: Option) -> str:
     words = [plural(row.accelerators, "accelerator")]
     words += [] if capital is None else [f"{capital:,.0f} USD of capital"]
     words += [f"{format_quantity(row.power_w, Dimension.POWER)} at the meter"]
+    words += [] if row.days is None else ["nodes that stand by in no price"]
     return ", ".join(words + ([] if row.racks is None else [plural(row.racks, "rack")]))
 
 
