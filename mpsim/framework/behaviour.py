@@ -141,9 +141,9 @@ class KernelBehaviour:
     narrow_head: Flag = False
     """Whether the output projection, too, runs in a narrow `training.precision`."""
     narrow_casts: NarrowCasts = "separate"
-    """What makes tensors fp8 with one scale: kernels of their own (`separate`), norms what products
-    read (`norms`, delayed scaling of Transformer Engine), elementwise kernels too (`elementwise`,
-    XLA), or kernels that read all but a norm's output `twice` (current scaling)."""
+    """Kernels that make tensors fp8 with one scale: `separate` ones, norms of what products read
+    (`norms`, delayed scaling of Transformer Engine), elementwise ones too (`elementwise`, XLA), or
+    separate ones that read all but a norm's output `twice` (current scaling)."""
     softmax_group: Whole = 0
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""
