@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.rows import Row
+from bench.runs import reading_of, readings
 from bench.tables import lookup, named, of_stack, on_top, rule_of, seen_as, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
@@ -16,7 +17,7 @@ from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory.account import account_memory, outside_allocator
+from mpsim.training.memory.account import account_memory
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.validate.records import Record
@@ -68,13 +69,8 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     plan = resolve(Scenario.from_mapping(scenario))
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     setting = seen_as(of_stack(setting_of(plan), rule), statistic["seen"])
-    peak = peak_of(plan, statistic["seen"], last=rule.get("logs") == "last rank")
-    if statistic["seen"] == "reserved" and _rule(cells).get("starts") == "whole":
-        # a statistic since the start of the process
-        weights = (
-            plan.layout.rank_parameters.max() * plan.layout.framework.lowering.activation_bytes
-        )
-        peak = max(peak, float(weights))
+    read = reading_of(statistic["seen"], _rule(cells))
+    peak = peak_of(plan, read, last=rule.get("logs") == "last rank")
     _check_states(plan, cells)
     told = tuple(map(str, assumed))
     return [
@@ -100,18 +96,13 @@ def peak_of(plan: Plan, seen: str, *, last: bool = False) -> float:
     ----------
     plan : Plan
     seen : str
-        ``memory`` (all of it), ``reserved`` (by torch's allocator: without the context of driver and libraries) or ``allocated`` (handed out by it: without fragments
-        too).
+        One of the `bench.runs.readings`.
     last : bool
         Whether its software logs what the last rank's allocator says; a device reports itself.
     """
     memory = account_memory(plan)
-    total = memory.total
-    if seen == "reserved":
-        total = total - outside_allocator(plan)
-    elif seen == "allocated":
-        total = total - memory.components["overhead"]
-    return float(total[-1 if last and seen != "memory" else memory.fullest])
+    rank = -1 if last and seen != "memory" else memory.fullest
+    return float(readings(plan, memory)[seen][rank])
 
 
 def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:

@@ -11,6 +11,8 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from bench.adapt import adapted
 from bench.assumptions import BY_FAMILY, Filled, fill_in
 from bench.attention import attention_of
@@ -18,19 +20,23 @@ from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
 from bench.shapes import counted, kin_of, layers_of_experts, stated
 from bench.tables import affirmed, lookup, on_top, rule_of, said, table
+from mpsim.arrays import Floats
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.tables import Cells
 from mpsim.memo import remembered
+from mpsim.result import Memory
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.usual import Tried, settled
 from mpsim.training.intervals import told
 from mpsim.training.memory.account import account_memory, outside_allocator
+from mpsim.training.plan import Plan
 from mpsim.workload import model_names
 
-__all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "scenario_of", "simulated"]
+__all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "reading_of", "readings"]
+__all__ += ["scenario_of", "simulated"]
 
 _ALSO_TOLD = {"schedules": "schedule", "sharding": "zero_stage"}
 _WHOLE = {
@@ -374,6 +380,24 @@ def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
     )
 
 
+def readings(plan: Plan, memory: Memory) -> dict[str, Floats]:
+    """Peak memory of each rank as tools read it [B], by the names that `simulated` takes."""
+    layout, total = plan.layout, memory.total
+    whole = float(layout.rank_parameters.max() * layout.framework.lowering.activation_bytes)
+    reserved = total - outside_allocator(plan)
+    return {
+        "memory": total,
+        "reserved": reserved,
+        "started": np.maximum(reserved, whole),
+        "allocated": total - memory.components["overhead"],
+    }
+
+
+def reading_of(seen: str, rule: Mapping[str, Any]) -> str:
+    """Which of the `readings` a statistic is under a rule: one since the start of the process, of software whose models start whole."""
+    return "started" if seen == "reserved" and rule.get("starts") == "whole" else seen
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
     """Figures of a simulation by name, and what their residuals depend on."""
@@ -393,17 +417,14 @@ def _outcome(scenario: str, parts: bool = False) -> _Outcome:
     """Figures of a simulation, that of its layers if `parts` are asked for; equal scenarios are simulated once."""
     result = simulate_step(Scenario.from_mapping(json.loads(scenario)))
     memory, model = result.memory, result.plan.layout.model
-    total, layout = float(memory.total[memory.fullest]), result.plan.layout
-    whole = float(layout.rank_parameters.max() * layout.framework.lowering.activation_bytes)
-    reserved = total - outside_allocator(result.plan)
     figures = {
         "step": result.timeline.step_time_s,
         "parameters": float(model.parameters().total),
-        "memory": total,
         "filled": memory.filled,
-        "reserved": reserved,
-        "started": max(reserved, whole),
-        "allocated": total - float(memory.components["overhead"][memory.fullest]),
+        **{
+            seen: float(size[memory.fullest])
+            for seen, size in readings(result.plan, memory).items()
+        },
     }
     if parts:
         figures["layers"] = float(sum(result.breakdown[part] for part in _LAYER_PARTS))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bench.assumptions import Filled, guesses, with_batch
 from bench.rows import Row
-from bench.runs import read_run, simulated
+from bench.runs import read_run, reading_of, simulated
 from bench.shapes import check_parameters, misnamed
 from bench.tables import of_stack, rule_of, seen_as
 from mpsim.errors import CalibrationError, MpsimError
@@ -101,11 +101,10 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     stated = _stated(row)
     rule, run = read_run(stated.cells)
     seen = rule.get("memory", "memory")
-    since_start = seen == "reserved" and rule.get("starts") == "whole"
     told = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",
-        seen="started" if since_start else seen,
+        seen=reading_of(seen, rule),
     )
     setting = dataclasses.replace(told.setting, guessed=guesses((*stated.assumed, *run.assumed)))
     setting = of_stack(setting, rule)
