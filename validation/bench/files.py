@@ -191,7 +191,7 @@ def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -
     values = {column: tidied(column, cell or "") for column, cell in values.items()}
     measured = {column: values[column] for column in kind.measured if column in values}
     configuration = {
-        column: "" if _SILENT.fullmatch(cell or "") else cell
+        column: "" if _SILENT.fullmatch(cell) else cell
         for column, cell in values.items()
         if column not in measured
     }

@@ -202,10 +202,11 @@ def _in_words(cells: Cells, assumed: list[Assumed]) -> Cells:
         values["engine"] = re.sub(name["names"], name["means"], values.get("engine") or "")
     if not cells.text("concurrency") and "users" in entry:
         values["concurrency"] = str(entry["users"])
-    text = " | ".join(cells.text(column) for column in ("engine", "server_flags", "notes"))
+    columns = ("engine", "server_flags", "notes")
+    text = affirmed(" | ".join(cells.text(column) for column in columns))
     for word in table(_TABLE)["words"]:
         column = word["column"]
-        match = re.search(word["pattern"], affirmed(text), flags=re.IGNORECASE)
+        match = re.search(word["pattern"], text, flags=re.IGNORECASE)
         if match and not cells.text(column):
             stated = next(group for group in match.groups() if group)
             values[column] = tidied(column, stated)

@@ -41,9 +41,9 @@ _DENIED = re.compile(
 )
 _WORDS = "words"  # stands for family and framework together
 _DATED = "dated"  # stands for family, framework and date together
-_SAID = "said"  # stands for model, framework, schedule and overlap together
+_SAID = "said"  # stands for model, framework, schedule, overlap and sharding together
 _ANYWHERE = "anywhere"  # stands for the same and the notes, without paths of files in them
-_SAYING = ("model", "framework", "schedule", "overlap_notes", "zero_stage")
+_SAYING = ("model", "framework", "schedule", "overlap_notes")
 _PATH = r"\S*\w/\S*\.\w+"
 _BY_NAME = "the software is read from the family's name"
 
@@ -76,7 +76,7 @@ def named(kind: str, text: str) -> Mapping[str, Any] | None:
     """What the words of a kind in a text name, all together; None where there are none."""
     found: dict[str, Any] | None = None
     for entry in table("training")["names"][kind]:
-        if re.search(entry["pattern"], _parted(text, entry["pattern"]), re.IGNORECASE):
+        if _found(entry["pattern"], text):
             found = on_top(found or {}, entry)
     return found
 
@@ -103,7 +103,7 @@ def _spelt(entry: Mapping[str, Any], cells: Cells) -> Mapping[str, Any]:
     framework: Mapping[str, Any] = entry.get("framework", {})
     if not any("\\" in str(value) for value in framework.values()):
         return entry
-    found = re.search(entry["where"][_SAID], _text(cells, _SAID), flags=re.IGNORECASE)
+    found = _found(entry["where"][_SAID], _text(cells, _SAID))
     assert found is not None, "an entry that takes a word fits"
     spelt = {
         key: found.expand(value) if isinstance(value, str) else value
@@ -125,14 +125,14 @@ def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(cells: Cells, entry: Mapping[str, Any], *, denied: bool = False) -> bool:
     """Whether all words of an entry occur in the row, none of them denied; or those about software all denied."""
     return all(
-        re.search(pattern, _parted(_text(cells, column, denied=denied), pattern), re.IGNORECASE)
+        _found(pattern, _text(cells, column, denied=denied))
         for column, pattern in entry["where"].items()
     )
 
 
-def _parted(text: str, pattern: str) -> str:
-    """A text whose words underscores join, as words apart where a pattern knows of no underscore."""
-    return text if "_" in pattern else text.replace("_", " ")
+def _found(pattern: str, text: str) -> re.Match[str] | None:
+    """Where a pattern occurs in a text; one that knows of no underscore takes words that underscores join as words apart."""
+    return re.search(pattern, text if "_" in pattern else text.replace("_", " "), re.IGNORECASE)
 
 
 def _clauses(text: str, *, denied: bool) -> str:
@@ -145,15 +145,15 @@ def _clauses(text: str, *, denied: bool) -> str:
 
 
 def said(cells: Cells) -> str:
-    """Words of a row about its model, software, schedule and overlap."""
-    return " | ".join(cells.text(name) for name in _SAYING)
+    """Words of a row about its model, software, schedule, overlap and sharding."""
+    return " | ".join(cells.text(name) for name in (*_SAYING, "zero_stage"))
 
 
 def _text(cells: Cells, column: str, *, denied: bool = False) -> str:
     if column == _ANYWHERE:
         text = f"{said(cells)} | {re.sub(_PATH, ' ', cells.text('notes'))}"
         return _clauses(text, denied=denied)
-    if column == _SAID or (column in _SAYING and column != "zero_stage"):
+    if column == _SAID or column in _SAYING:
         return _clauses(said(cells) if column == _SAID else cells.text(column), denied=denied)
     if column in (_WORDS, _DATED):
         date = f" | {cells.text('measured_date')}" if column == _DATED else ""
