@@ -102,11 +102,8 @@ def _check_fields(choice: ModelChoice) -> list[Problem]:
 
 def _check_parts(choice: ModelChoice) -> list[Problem]:
     """Say what moe, mla, state and vision have to give where no preset gives it."""
-    base = (
-        workload.model(choice.preset)
-        if choice.preset in workload.model_names(aliases=True)
-        else None
-    )
+    known = choice.preset in workload.model_names(aliases=True)
+    base = workload.model(str(choice.preset)) if known else None
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
         for key, kind in _PARTS.items()

@@ -44,7 +44,7 @@ def settle(data: Data) -> Data:
     >>> settle({"training": {"recompute": "selective"}, "framework": "torchtitan"})["training"]
     {'recompute': 'per-op'}
     """
-    found = {**settled_by(data), **_said(data)}
+    found = {**settled_by(data, said := _said(data)), **said}
     if not found:
         return data
     settled: Data = copied(data)
@@ -81,11 +81,13 @@ def _serves(data: Data) -> bool:
     return any(isinstance(data.get(job), Mapping) for job in _SERVES[1])
 
 
-def settled_by(data: Data) -> dict[str, object]:
+def settled_by(data: Data, said: Mapping[str, object] | None = None) -> dict[str, object]:
     """Values by dotted key that the framework or the model of a file settles: those of each of
     their groups of which the file writes no key, and what is meant by a word that the file writes.
+    `said`: what options of a serving engine say, of who knows it.
     """
-    groups, said = settled_keys(str(_section(data, *_TRAINS).get("preset"))), _said(data)
+    groups = settled_keys(str(_section(data, *_TRAINS).get("preset")))
+    said = _said(data) if said is None else said
     form, wide = released(str(_section(data, *_SERVES).get("preset"))), _wide(data)
     formats = {"serving.weights": form or wide, "serving.kv": wide}
     groups += tuple({key: word} for key, word in formats.items() if word)
