@@ -364,16 +364,14 @@ def _quantity(value: float | None, unit: str) -> str:
 
 def _worst(validation: Validation, kind: str) -> list[str]:
     """The rows that are furthest off, and those whose oracle differs."""
+    furthest = [(row, row.error) for row in validation.worst(kind, _WORST) if row.error]
     lines = [
-        f"  {row.error:+.1%}  {row.id}: measured {_quantity(row.measured, row.unit)},"
+        f"  {error:+.1%}  {row.id}: measured {_quantity(row.measured, row.unit)},"
         f" predicted {_quantity(row.predicted, row.unit)}"
-        for row in validation.worst(kind, _WORST)
-        if row.error
+        for row, error in furthest
     ]
-    ratios = [1.0 + row.error for row in validation.worst(kind, _WORST) if row.error is not None]
-    lines += [say("validate.unit", times=_UNIT)] * any(
-        not 1.0 / _UNIT < ratio < _UNIT for ratio in ratios
-    )
+    if any(not 1.0 / _UNIT < 1.0 + error < _UNIT for _, error in furthest):
+        lines.append(say("validate.unit", times=_UNIT))
     differ = Counter(
         f"{record.family} differ in {', '.join(record.mismatched)}"
         for record in validation.of(kind)
