@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from mpsim import structs
-from mpsim.arrays import Flags, Ints
+from mpsim.arrays import Flags
 from mpsim.engine.contention import Flows
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
 from mpsim.program.devices import Devices, ranks_of
 from mpsim.program.links import Links
-from mpsim.program.program import Program, Stream
+from mpsim.program.program import Stream
 
 
 def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
@@ -54,12 +54,11 @@ def _with_devices(devices: Devices, links: Links | None) -> Links:
     shared = len(links.capacity)
     kernels = np.flatnonzero(devices.computes)
     moving = np.flatnonzero((links.work > 0) & ~devices.computes)
-    home = _home(program)
     own = np.concatenate([kernels, moving])
     cap = np.where(devices.computes, 1.0, links.cap)
     row = np.concatenate([links.row, own])
     link = np.concatenate(
-        [links.link, shared + program.rank[kernels], shared + program.ranks + home[moving]]
+        [links.link, shared + program.rank[kernels], shared + program.ranks + program.home[moving]]
     )
     # what loses anyway does not feel a device that is no narrower than that
     use = np.concatenate([links.use, devices.alone[own] / cap[own]])
@@ -84,7 +83,7 @@ class _Shared(Flows):
         super().__init__(program, joined)
         self._ranks = ranks_of(program)
         self._device = 0 if links is None else len(links.capacity)
-        self._lane = (self._device + program.ranks + _home(program)).tolist()
+        self._lane = (self._device + program.ranks + program.home).tolist()
         self._level = dict.fromkeys(range(self._device, len(joined.capacity)), 1.0)
         self._computes = devices.computes.tolist()
         self._share = np.where(devices.product, 1, 0).tolist()
@@ -137,8 +136,3 @@ class _Shared(Flows):
         self._level[link] = level
         self._links.rescale(link, level)
         return True
-
-
-def _home(program: Program) -> Ints:
-    """The stream that each row starts from."""
-    return program.rank.astype(np.int64) * len(Stream) + program.stream

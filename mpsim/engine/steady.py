@@ -20,7 +20,7 @@ from mpsim.arrays import Ints
 from mpsim.engine.chains import Chains, deadlock, precedence
 from mpsim.engine.timeline import Timeline
 from mpsim.program.csr import stable_order
-from mpsim.program.program import Program, Stream
+from mpsim.program.program import Program
 from mpsim.schedule import Orders
 
 
@@ -143,8 +143,8 @@ def _waits_longer(timeline: Timeline, before: float, since: float) -> bool:
     row, awaited = program.waits()
     far = (end[row] >= since) & (end[awaited] <= before) & (program.microbatch[awaited] >= 0)
     # the order of a stream says so anyway
-    stream = program.rank * len(Stream) + program.stream
-    far[: len(program.dep)] &= (stream[row] != stream[awaited])[: len(program.dep)]
+    home = program.home
+    far[: len(program.dep)] &= (home[row] != home[awaited])[: len(program.dep)]
     return bool(far.any())
 
 
@@ -170,7 +170,7 @@ def _inserted(short: Orders, longer: Orders, done: Ints, period: int) -> bool:
 
 def _by_stream(program: Program) -> tuple[Ints, Ints]:
     """Rows by home stream, in its order, and the stream of each."""
-    home = program.rank * len(Stream) + program.stream
+    home = program.home
     row = stable_order(home)
     return row, home[row]
 

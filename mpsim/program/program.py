@@ -235,6 +235,11 @@ class Program(Saved):
         """Rank classes."""
         return len(self.class_size)
 
+    @property
+    def home(self) -> Ints:
+        """The stream that each row starts from, as `slot` has it."""
+        return self.rank.astype(np.int64) * len(Stream) + self.stream
+
     @functools.cached_property
     def slots(self) -> Slots:
         """Row, rank class and stream of every slot."""
