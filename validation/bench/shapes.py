@@ -126,13 +126,18 @@ def check_parameters(cells: Cells, simulated: float) -> None:
     table = tables(cells)
     positions = float(cells.required("hidden") * (cells.whole("seq_len") or 0))
     counts = [simulated + more for more in (0.0, -table, table, positions)]
-    cut = re.search(_CUT, f"{cells.text('model')} | {cells.text('notes')}", flags=re.IGNORECASE)
-    if not known or not simulated or cut:
+    if not known or not simulated or _is_cut(cells):
         return
     if min(abs(count / known - 1) for count in counts) > _CONTRADICTED:
         raise CalibrationError(
             f"its columns make {simulated / _BILLION:.3g} billion parameters where it states {known / _BILLION:.3g}"
         )
+
+
+def _is_cut(cells: Cells) -> bool:
+    """Whether a row's words say that its model is not whole."""
+    text = f"{cells.text('model')} | {cells.text('notes')}"
+    return bool(re.search(_CUT, text, flags=re.IGNORECASE))
 
 
 def misnamed(cells: Cells, simulated: float) -> tuple[Assumed, ...]:
@@ -144,8 +149,7 @@ def misnamed(cells: Cells, simulated: float) -> tuple[Assumed, ...]:
     ['6.7 billion parameters']
     """
     sizes = re.findall(_NAMED, cells.text("model"))
-    cut = re.search(_CUT, f"{cells.text('model')} | {cells.text('notes')}", flags=re.IGNORECASE)
-    if len(sizes) != 1 or not simulated or cut or cells.whole("moe_experts"):
+    if len(sizes) != 1 or not simulated or _is_cut(cells) or cells.whole("moe_experts"):
         return ()
     ratio = simulated / (float(sizes[0]) * _BILLION)
     if 1 / _MISNAMED <= ratio <= _MISNAMED:
