@@ -160,7 +160,7 @@ class Ledger:
         felt = [key for key in left if moves(key) and self.get(key) not in _OFF]
         if felt:
             named = ", ".join(felt[:20]) + (", ..." if len(felt) > 20 else "")
-            self.warn(f"not simulated, though time or memory depend on it: {named}")
+            self.warn(f"not simulated, though time or memory may depend on it: {named}")
         serves = any(to.startswith("serving.") for to in self.scenario)
         for key in _NEEDED[:2] if serves else _NEEDED:
             below = any(to == key or to.startswith(f"{key}.") for to in self.scenario)

@@ -60,12 +60,12 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
         _read_row(ledger, row)
     if (preset := ledger.scenario[_ENGINE]) in engine["same_defaults"]:
         ledger.assume("server.engine", preset, "what nobody says takes its default on the device")
-    routed = _read_model(name, ledger)
-    ranks = _read_ranks(name, ledger, routed=routed)
+    ranks = _read_ranks(name, ledger, routed=_read_model(name, ledger))
     why = "no option says how requests come; so does the rest of serving.workload"
     ledger.assume("serving.workload.rate", 1.0, why)
-    moves = re.compile(engine["moves"]).fullmatch
-    read = ledger.close(name, tool=engine["title"], moves=moves)
+    idle = re.compile(f"({'|'.join(engine['idle'].split())})(=.*)?", re.DOTALL)
+    moves = {key for key in values if not idle.fullmatch(f"{key}={values[key]}")}
+    read = ledger.close(name, tool=engine["title"], moves=moves.__contains__)
     sized = on_cluster(read, structs.replace(options, ranks=options.ranks or ranks))
     told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
     return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
@@ -237,19 +237,22 @@ def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
     if name == "trtllm" and str(ledger.get(whole, "")).lower() == "true":
         ledger.put(whole, "serving.attention_dp", tp)
     row = _row(name, "serving.replicas")
-    dp = ledger.integer(row, least=1) or 1
-    inside = name == "sglang" and "enable-dp-attention" in ledger
-    if row in ledger and not inside and not (name == "vllm" and routed):
+    group = "attn-dp-size" if "attn-dp-size" in ledger else row
+    inside = group != row or (name == "sglang" and "enable-dp-attention" in ledger)
+    shared = inside or (name == "vllm" and routed)  # one instance has all of these ranks
+    own = (ledger.integer(group, least=1) or 1) if shared else 1
+    dp = 1 if shared and group == row else ledger.integer(row, least=1) or 1
+    if row in ledger and (group != row or not shared):
         ledger.put(row, "serving.replicas", dp)
-    elif dp > 1:
-        tp, dp, own = tp if inside else tp * dp, 1, dp
+    if own > 1:
+        tp = tp if inside else tp * own
         if tp % own:
-            ledger.refuse(f"{ledger.place(row)}: got {own}; needed a divisor of tp {tp}")
-        ledger.put([row, "enable-dp-attention"], "serving.attention_dp", own)
+            ledger.refuse(f"{ledger.place(group)}: got {own}; needed a divisor of tp {tp}")
+        ledger.put([group, "enable-dp-attention"], "serving.attention_dp", own)
         if not inside:
             ledger.put([_row(name, "parallelism.tp"), row], "parallelism.tp", tp)
         for to in said.keys() & {*tables.table_of(name)["shared"]}:
-            ledger.put([_row(name, to), row], to, max(1, int(str(said[to])) // own))
+            ledger.put([_row(name, to), group], to, max(1, int(str(said[to])) // own))
     if "replicas" in ledger and (pods := ledger.integer("replicas", least=1) or 1) > 1:
         dp *= pods
         ledger.put(["replicas", row], "serving.replicas", dp)
@@ -311,11 +314,10 @@ def _values(scenario: Scenario) -> dict[str, Any]:
 def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str, object]:
     """Values of the YAML file that a line names, but for options the server takes anyhow."""
     found: dict[str, object] = {}
-    for row in keys(name):
-        value = values.get(row.to)
-        if row.kind == "word":
-            value = row.word(value)
-        if row.when != _IN_FILE or value in (None, row.default) or row.to.startswith(_DRAFTING):
+    options = {row.to for row in keys(name) if row.when != _IN_FILE}
+    for row in (row for row in keys(name) if row.to not in options):
+        value = values.get(row.to) if row.kind != "word" else row.word(values.get(row.to))
+        if value in (None, row.default) or row.to.startswith(_DRAFTING):
             continue
         if row.kind == "graphs":  # sizes that no largest one makes are the engine's own
             most = value[-1] if value else 0
@@ -330,9 +332,7 @@ def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str,
             found.setdefault(row.name, value)
         elif (moe := scenario.transformer.moe) is not None:
             found[row.name] = moe.experts + int(str(value))
-    options = {row.to for row in keys(name) if row.when != _IN_FILE}
-    said = {row.name for row in keys(name) if row.when == _IN_FILE and row.to in options}
-    return {key: value for key, value in found.items() if key not in said}
+    return found
 
 
 def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[str]:

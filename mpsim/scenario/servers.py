@@ -177,15 +177,13 @@ def server_problems(
 
 
 def _why_not(name: str, key: str) -> str:
-    """Reason why no value of `serving` says an option: layout, not simulated, unknown."""
+    """Reason why no value of `serving` says an option: of the layout, not simulated, unknown."""
     table = table_of(name)
     layout = {row["key"]: row["to"] for row in table["keys"]}
     if key in layout:
         return f"is of the layout; give {layout[key]} in its place"
-    if re.fullmatch(table["moves"], key):
-        return "is not simulated, though time or memory depend on it; leave it out"
     known = {row["key"]: None for row in table["keys"] if _rows(name, row["key"])}
-    return f"no option of {table['title']}; {nearest(key, known)}"
+    return f"is not simulated, or no option of {table['title']}; {nearest(key, known)}"
 
 
 def plain(key: object) -> str:

@@ -29,6 +29,26 @@ def launched(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "moves"),
+    [
+        (f"{VLLM} --prefill-context-parallel-size 2 --port 80", "prefill-context-parallel-size"),
+        (f"{VLLM} --dtype float32", "dtype"),
+        (f"{VLLM} --dtype bfloat16 --served-model-name x --max-model-len 8192 -O3", ""),
+        (f"{VLLM} --an-option-of-next-year 3", "an-option-of-next-year"),
+        (f"{SGLANG} --dcp-size 2 --context-length 8192", "dcp-size"),
+        (f"{SGLANG} --host 0.0.0.0 --trust-remote-code --random-seed 1", ""),
+        (f"{TRTLLM} --log_level info --max_beam_width 4", "max-beam-width"),
+    ],
+)
+def test_options_that_nobody_judged_idle_are_told(tmp_path, line, moves):
+    """An option that the tables do not know is no reason to answer as if it were not there."""
+    path = tmp_path / "serve.sh"
+    path.write_text(line)
+    told = [line for line in read(path).warnings if line.startswith("not simulated")]
+    assert [line.rpartition(": ")[2] for line in told] == ([moves] if moves else [])
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         (f"{VLLM} --kv-cache-dtype fp8", {"parallelism.tp": 4, "serving.kv": "fp8"}),
@@ -52,6 +72,26 @@ def launched(tmp_path):
             f"{SGLANG} --dp 8 --enable-dp-attention --max-running-requests 1024",
             {"parallelism.tp": 8, "serving.attention_dp": 8, "serving.engine.max_sequences": 128},
         ),
+        (
+            f"{SGLANG} --attn-dp-size 8 --dp-size 2 --max-running-requests 1024",
+            {"serving.attention_dp": 8, "serving.replicas": 2, "serving.engine.max_sequences": 128},
+        ),
+        (f"{SGLANG} --disable-decode-cuda-graph", {"serving.engine.graph_sizes": []}),
+        (
+            f"{SGLANG} --speculative-algorithm EAGLE --speculative-num-steps 3",
+            {"serving.speculation.draft": "mtp", "serving.speculation.tokens": 3},
+        ),
+        (
+            f"{VLLM} --spec-method ngram --spec-tokens 4 --stream-interval 8",
+            {
+                "serving.speculation.draft": "n-gram",
+                "serving.speculation.tokens": 4,
+                "serving.engine.stream_interval": 8,
+            },
+        ),
+        (f"{VLLM} -O0", {"serving.engine.graph_sizes": []}),
+        (f"{VLLM} --optimization-level 0", {"serving.engine.graph_sizes": []}),
+        (f"{VLLM} --device-memory-utilization 0.8", {"serving.engine.memory_fraction": 0.8}),
         (f"{SGLANG} --chunked-prefill-size -1", {"serving.engine.chunked": False}),
         (f"{SGLANG} --ep 2 --moe-a2a-backend deepep", {"parallelism.ep": 8}),
         (f"{SGLANG} --ep 2 --moe-a2a-backend none", {"parallelism.ep": 2}),

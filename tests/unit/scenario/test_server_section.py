@@ -115,7 +115,7 @@ def test_every_mistake_is_told_at_once():
         )
     text = str(error.value)
     for part in (
-        "server.max-num-sequences: no option of vLLM; did you mean 'max-num-seqs'",
+        "server.max-num-sequences: is not simulated, or no option of vLLM; did you mean 'max-num-seqs'",
         "server.swap-space: is not simulated",
         "server.tensor-parallel-size: is of the layout; give parallelism.tp",
         "server.block-size: got 'x'; needed a whole number",
@@ -129,7 +129,7 @@ def test_every_mistake_is_told_at_once():
 )
 def test_processes_that_send_answers_are_known_and_not_simulated(engine, option):
     """They are options of the engine, so nobody is told to look for a misspelling."""
-    with pytest.raises(ScenarioError, match=f"server.{option}: is not simulated, though time"):
+    with pytest.raises(ScenarioError, match=f"server.{option}: is not simulated, or no option"):
         served({"engine": engine, option: 4})
 
 
