@@ -156,6 +156,9 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     drafts = bool(said) and not re.match(_DRAFTS_NOTHING, said, re.IGNORECASE)
     if drafts or re.search(_SPECULATES, affirmed(cells.text("notes"))):
         raise CalibrationError("speculation without its acceptance is not predicted")
+    if layout := _first("layouts", cells):
+        cells = Cells({**cells.values, "ep": cells.text(layout["ep"])})
+        assumed.append(Assumed("ep", cells.text("ep"), layout["why"]))
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
     weights = _weights(cells, assumed)

@@ -17,6 +17,7 @@ _POOL = re.compile(
 _POOLS = ["prefill", "decode"]
 _SHORT = r"{}\W+(?P<kind>TP|TEP|DEP|EP|DP)[ =]?(?P<ranks>\d+)\b(?: ?x ?(?P<more>\d+))?"
 _ATTENTION_DP = r"\battention-DP\b"
+_NAMED = r"_tp(?P<tp>\d+)_ep(?P<ep>\d+)(?!\d)"  # the layout in the name of a run's file
 _LEAST_WIDTH = 128  # of an expert's part: that of a block of scales
 
 
@@ -58,6 +59,10 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
     if (cells.whole("cp") or 1) > 1:
         raise CalibrationError("context parallel decoding is not simulated")
     each = (cells.whole("accel_per_instance") or tp * pp) // pp
+    named = re.search(_NAMED, cells.text("source_place"))
+    if named and ep > 1 and tp == int(named["tp"]) * ep:
+        tp = each = int(named["tp"])
+        assumed.append(Assumed("tp", tp, "as its place says: the row has it times ep"))
     if attention_dp == 1 and re.search(_ATTENTION_DP, cells.text("server_flags")):
         attention_dp = each
         assumed.append(Assumed("attention_dp", each, "its script balances attention's ranks"))

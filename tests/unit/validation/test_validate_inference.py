@@ -10,7 +10,7 @@ import pytest
 from bench import validate_files
 from bench.files import opened
 from bench.inference import plan_of
-from bench.instances import InstanceLayout, pools_of
+from bench.instances import InstanceLayout, layout_of, pools_of
 from mpsim.errors import CalibrationError
 from mpsim.formats.tables import Cells
 
@@ -174,6 +174,37 @@ def test_generated_graphs_reach_as_far_as_their_largest_batch(rows, tmp_path):
     )
     assert half.predicted > 3.0 * whole.predicted
     assert abs(half.error) < 0.5
+
+
+def test_a_script_that_divides_the_experts_itself_counts(rows, tmp_path):
+    """A launch script with EP_SIZE of its own says more than the row, where it sets it."""
+    chosen = [row for row in rows if row["id"] in ("aicsil-2935", "aicsil-0481")]
+    few = [{**row, "id": f"few-{row['id']}", "concurrency": "8"} for row in chosen]
+    plans = [plan_of(row)[0] for row in opened(_written(chosen + few, tmp_path))[1]]
+    assert [(plan.name, plan.tp, plan.ep) for plan in plans] == [
+        ("aicsil-0481", 8, 8),
+        ("aicsil-2935", 4, 4),
+        ("few-aicsil-0481", 8, 1),
+        ("few-aicsil-2935", 4, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "ep", "ranks"),
+    [
+        ("agg_c4_tp2_ep2_9", 4, 2, 2),
+        ("agg_c4_tp4_ep2_9", 4, 2, 4),
+        ("agg_c4_tp8_ep1_3", 8, 1, 8),
+        ("", 4, 2, 4),
+    ],
+)
+def test_accelerators_that_were_multiplied_by_ranks_of_experts_are_told(name, tp, ep, ranks):
+    """A file named tp2_ep2 is a run on two accelerators, whatever its row says."""
+    cells = {"tp": str(tp), "ep": str(ep), "accel_per_instance": str(tp), "source_place": name}
+    assumed = []
+    found = layout_of(Cells({**cells, "moe_experts": "128"}), assumed)
+    assert (found.tp, found.ep) == (ranks, ep)
+    assert len(assumed) == (ranks != tp)
 
 
 def test_pools_are_read_from_their_layout():
