@@ -12,7 +12,6 @@ deepspeedai/DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py``;
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -49,27 +48,28 @@ def _read_config(head: Head, options: Options) -> Imported:
     for key in auto:
         for to in [row.to for row in keys(_NAME) if row.name == key and row.ask]:
             ledger.ask(to)
-    tp = ledger.integer("tensor_parallel.autotp_size", least=1) or 1
-    if tp > 1:
-        ledger.put("tensor_parallel.autotp_size", "parallelism.tp", tp)
-    _read_batches(ledger, options, tp)
+    each = 1  # ranks of one data-parallel replica
+    for row in (row for row in keys(_NAME) if row.kind == "degree"):
+        each *= (degree := ledger.integer(row.name, least=1) or 1)
+        if degree > 1:
+            ledger.put(row.name, row.to, degree)
+    _read_batches(ledger, options, each)
     stage = _read_sharding(ledger)
     _read_precision(ledger, auto)
     _read_habits(ledger, stage)
-    moves = re.compile(table(DATA, _NAME)["moves"]).fullmatch
-    return ledger.close(_NAME, tool="DeepSpeed", moves=moves)
+    return ledger.close(_NAME, tool="DeepSpeed", idle=table(DATA, _NAME)["idle"])
 
 
-def _read_batches(ledger: Ledger, options: Options, tp: int) -> None:
+def _read_batches(ledger: Ledger, options: Options, group: int) -> None:
     """Batch, micro-batch and accumulation, any of which follows from the others."""
     total, micro, steps = (ledger.integer(word, least=1) for word in (_TOTAL, _MICRO, _STEPS))
     replicas = None
     if options.ranks is not None:
         put_ranks(ledger, options.ranks, options, "--ranks")
-        if options.ranks % tp:
-            ledger.refuse(f"--ranks {options.ranks} do not divide by autotp_size {tp}")
+        if options.ranks % group:
+            ledger.refuse(f"--ranks {options.ranks} do not divide by a replica's {group}")
             return
-        replicas = options.ranks // tp
+        replicas = options.ranks // group
     each = (steps or 1) * (replicas or 1)
     if micro is not None:
         ledger.put(_MICRO, "training.micro_batch", micro)
@@ -91,14 +91,10 @@ def _read_batches(ledger: Ledger, options: Options, tp: int) -> None:
 def _check_batches(
     ledger: Ledger, total: int, micro: int, steps: int | None, replicas: int | None
 ) -> None:
-    if replicas is not None:
-        product = micro * replicas * (steps or 1)
-        if total % product or (steps is not None and product != total):
-            words = f"{micro} x accumulation {'?' if steps is None else steps} x {replicas}"
-            ledger.refuse(say("formats.batch_product", total=total, words=words))
-    elif steps is not None and total % (micro * steps):
-        words = f"micro-batch {micro} x accumulation {steps}"
-        ledger.refuse(f"train_batch_size {total} is no multiple of {words}")
+    product = micro * (steps or 1) * (replicas or 1)
+    if total % product or (None not in (steps, replicas) and product != total):
+        words = f"{micro} x accumulation {steps or '?'} x {replicas or '?'}"
+        ledger.refuse(say("formats.batch_product", total=total, words=words))
 
 
 def _read_sharding(ledger: Ledger) -> int:

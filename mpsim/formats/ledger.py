@@ -6,6 +6,7 @@ it: the rest is ignored. Values of unmapped keys are never kept: files hold path
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -146,8 +147,9 @@ class Ledger:
         tool: str = "",
         version: str = "",
         moves: Callable[[str], object] = lambda _: False,
+        idle: str = "",
     ) -> Imported:
-        """The file as understood, with the fate of every key. FormatError names every refusal."""
+        """The file, with every key's fate; FormatError: refusals. `idle`: `key` or `key=value`."""
         if self._refused:
             raise FormatError(
                 "\n".join(
@@ -157,7 +159,11 @@ class Ledger:
             )
         taken = {key for key, _ in self._mapped}
         left = [key for key in self.values if key not in taken]
-        felt = [key for key in left if moves(key) and self.get(key) not in _OFF]
+        stated = [key for key in left if self.get(key) not in _OFF]
+        # a key that no pattern calls idle is told, so one of next year is too
+        judged = re.compile(f"({'|'.join(idle.split())})(=.*)?", re.DOTALL).fullmatch
+        told = {key for key in stated if idle and not judged(f"{key}={self.get(key)}")}
+        felt = [key for key in stated if key in told or moves(key)]
         if felt:
             named = ", ".join(felt[:20]) + (", ..." if len(felt) > 20 else "")
             self.warn(f"not simulated, though time or memory may depend on it: {named}")

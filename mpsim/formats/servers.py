@@ -63,9 +63,7 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     ranks = _read_ranks(name, ledger, routed=_read_model(name, ledger))
     why = "no option says how requests come; so does the rest of serving.workload"
     ledger.assume("serving.workload.rate", 1.0, why)
-    idle = re.compile(f"({'|'.join(engine['idle'].split())})(=.*)?", re.DOTALL)
-    moves = {key for key in values if not idle.fullmatch(f"{key}={values[key]}")}
-    read = ledger.close(name, tool=engine["title"], moves=moves.__contains__)
+    read = ledger.close(name, tool=engine["title"], idle=engine["idle"])
     sized = on_cluster(read, structs.replace(options, ranks=options.ranks or ranks))
     told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
     return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})

@@ -82,8 +82,8 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     reader.precision()
     reader.recompute()
     reader.framework()
-    moves = re.compile(_rules()["moves"]).fullmatch
-    return ledger.close(_NAME, tool=_NAME, version=f"spelling of {reader.era}", moves=moves)
+    version = f"spelling of {reader.era}"
+    return ledger.close(_NAME, tool=_NAME, version=version, idle=_rules()["idle"])
 
 
 @structs.dataclass(slots=True)

@@ -187,6 +187,12 @@ def test_torchtitan_refuses_by_name(old, new, word, given):
             0.3,
         ),
         ({"train_batch_size": 16, "fp16": {"enabled": "true"}}, "training.precision", "fp16"),
+        (
+            {"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 4},
+            "training.global_batch",
+            8,
+        ),
+        ({"train_batch_size": 16, "sequence_parallel_size": 4}, "parallelism.cp", 4),
     ],
 )
 def test_what_a_ds_config_becomes(config, key, value, given):
@@ -195,6 +201,39 @@ def test_what_a_ds_config_becomes(config, key, value, given):
     for part in key.split("."):
         scenario = scenario[part]
     assert scenario == value
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "told"),
+    [
+        ("bf16", {"enabled": True, "bf16_optimizer_states": True}, "bf16.bf16_optimizer_states"),
+        ("data_types", {"grad_accum_dtype": "bf16"}, "data_types.grad_accum_dtype"),
+        ("optimizer", {"type": "Lion", "params": {"lr": 1e-4}}, "optimizer.type"),
+        ("optimizer", {"type": "AdamW", "params": {"lr": 1e-4}}, ""),
+        ("zero_optimization", {"stage": 3, "stage3_max_live_parameters": 1e9}, ""),
+        ("next_year", {"faster": True}, "next_year.faster"),
+    ],
+)
+def test_a_key_that_nobody_judged_idle_is_told(section, keys, told, given):
+    """What moves memory or time, and is not simulated, does not pass in silence."""
+    read = given("deepspeed", json.dumps({"train_batch_size": 16, section: keys}), ranks=16)
+    assert [line.rpartition(": ")[2] for line in read.warnings] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "told"),
+    [
+        ("training", "dtype", "bfloat16", "training.dtype"),
+        ("optimizer", "name", "Muon", "optimizer.name"),
+        ("optimizer", "lr", 0.1, ""),
+        ("debug", "deterministic", True, "debug.deterministic"),
+    ],
+)
+def test_a_key_of_torchtitan_that_nobody_judged_idle_is_told(section, key, value, told, given):
+    """Parameters in bf16 take half the memory, so that they are ignored is said."""
+    text = json.dumps({**TITAN_2026, section: {**TITAN_2026.get(section, {}), key: value}})
+    read = given("torchtitan", text, cluster="dgx-h100")
+    assert [line.rpartition(": ")[2] for line in read.warnings] == ([told] if told else [])
 
 
 def test_auto_is_asked_for(given):

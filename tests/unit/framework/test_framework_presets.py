@@ -182,3 +182,20 @@ def test_every_field_is_read_by_what_simulates():
         read = "\n".join([*workload, *texts] if area == "lowering" else texts)
         unread = [name for name in fields if not re.search(rf"\.{name}\b", read)]
         assert not unread, area
+
+
+def test_sequence_parallelism_of_deepspeed_is_ulysses():
+    """It has no ring: ranks exchange heads, so more ranks than heads are refused."""
+    data = {
+        "schema": 1,
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "parallelism": {"cp": 64, "zero": 3},
+        "training": {"global_batch": 1, "sequence_length": 131072},
+        "framework": "deepspeed-zero3",
+    }
+    assert "ulysses" in mpsim.Scenario.from_mapping(data).software.tensor.context_exchange.value
+    with pytest.raises(ScenarioError, match="cp"):
+        mpsim.simulate(
+            mpsim.Scenario.from_mapping({**data, "cluster": {"preset": "dgx-h100", "nodes": 8}})
+        )
