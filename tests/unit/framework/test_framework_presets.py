@@ -189,13 +189,10 @@ def test_sequence_parallelism_of_deepspeed_is_ulysses():
     data = {
         "schema": 1,
         "model": "llama3-8b",
-        "cluster": "dgx-h100",
+        "cluster": {"preset": "dgx-h100", "nodes": 8},
         "parallelism": {"cp": 64, "zero": 3},
         "training": {"global_batch": 1, "sequence_length": 131072},
         "framework": "deepspeed-zero3",
     }
-    assert "ulysses" in mpsim.Scenario.from_mapping(data).software.tensor.context_exchange.value
-    with pytest.raises(ScenarioError, match="cp"):
-        mpsim.simulate(
-            mpsim.Scenario.from_mapping({**data, "cluster": {"preset": "dgx-h100", "nodes": 8}})
-        )
+    with pytest.raises(ScenarioError, match=r"ulysses divides 32 heads .* set cp to 16 or 32"):
+        mpsim.Scenario.from_mapping(data)
