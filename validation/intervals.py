@@ -45,6 +45,7 @@ from mpsim.result.residuals import (
     MeasuredRuns,
     Setting,
 )
+from mpsim.serving.confidence import of_request
 from mpsim.validate import Record
 
 Floats = NDArray[np.float64]
@@ -246,8 +247,7 @@ def _whole_requests(records: Sequence[Record], cells: Cells) -> Iterator[Record]
         if getattr(first, name) and getattr(token, name)
     }
     if len(sums) == 2:
-        share = (first.predicted or 0.0) / sums["predicted"]
-        setting = dataclasses.replace(first.setting, shares={"ttft": share, "tpot": 1.0 - share})
+        setting = of_request(first.setting, first.predicted or 0.0, sums["predicted"])
         name = f"{first.id.rpartition('#')[0]}#e2e"
         yield dataclasses.replace(first, id=name, figure="e2e", setting=setting, **sums)
 

@@ -109,8 +109,8 @@ def weights(row: dict[str, str], rates: Rates) -> Format:
     """Format of the row's weights; without matrix units for it they alone are narrow."""
     form = FORMATS[WORDS.get(row["dtype"], row["dtype"])]
     if form.compute in rates.peaks:
-        return dataclasses.replace(form, precision=form.precision or form.compute)
-    return Format(form.name, form.bytes, "bf16")
+        return form
+    return Format(form.name, form.bytes, "bf16", "bf16")
 
 
 def report(rows: Iterable[dict[str, str]]) -> Iterable[str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.result.residuals import (
     HALF_WIDTH,
@@ -266,18 +267,22 @@ def setting_of(plan: ServicePlan) -> Setting:
     )
 
 
-def request_interval(setting: Setting, ttft: float, e2e: float) -> Interval:
+def of_request(setting: Setting, ttft: float, e2e: float) -> Setting:
+    """The setting of a whole request, with the shares of TTFT and of the other tokens in it."""
+    first = min(1.0, ttft / e2e)
+    return structs.replace(setting, shares={"ttft": first, "tpot": 1.0 - first})
+
+
+def request_interval(setting: Setting, e2e: float) -> Interval:
     """The interval of E2E, a sum of TTFT and of the other tokens, each at TPOT.
 
     Errors of the two do not go together (correlation -0.01 of 552 measured services): logarithms
     of their ends add in squares, by their shares of it.
     """
-    first = min(1.0, ttft / e2e)
-    shares = {"ttft": first, "tpot": 1.0 - first}
-    parts = {name: residuals(name).interval(1.0, setting) for name in shares}
-    low = math.hypot(*(shares[name] * math.log(part.low) for name, part in parts.items()))
-    high = math.hypot(*(shares[name] * math.log(part.high) for name, part in parts.items()))
-    return Interval(e2e * math.exp(-low), e2e * math.exp(high), parts["tpot"].basis)
+    parts = {name: residuals(name).interval(1.0, setting) for name in setting.shares}
+    logs = [s * np.log([parts[name].low, parts[name].high]) for name, s in setting.shares.items()]
+    low, high = (e2e * np.exp(np.hypot(*logs) * [-1.0, 1.0])).tolist()
+    return Interval(low, high, parts["tpot"].basis)
 
 
 def intervals(setting: Setting, figures: Figures) -> Figures:
@@ -290,7 +295,7 @@ def intervals(setting: Setting, figures: Figures) -> Figures:
         if mean:
             ranges[f"{name}_s"] = residuals(name).interval(mean, setting)
     if ttft and e2e:
-        ranges["e2e_s"] = request_interval(setting, ttft, e2e)
+        ranges["e2e_s"] = request_interval(of_request(setting, ttft, e2e), e2e)
     if setting.labels["arrival"][0] in _PUSHED:
         for name in ("output_tokens_per_s", "output_tokens_per_s_per_accelerator"):
             if figures[name]:

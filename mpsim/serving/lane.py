@@ -170,10 +170,7 @@ class Lane:
 
 def _contexts(engine: Engine, ahead: Ints) -> Floats:
     """Tokens of the contexts of an engine so many iterations from now."""
-    gains: Floats = engine.context + engine.decodes * engine.decoding.gains(ahead).astype(
-        np.float64
-    )
-    return gains
+    return engine.context + engine.decodes * engine.decoding.gains(ahead).astype(np.float64)
 
 
 def reached(ends: Floats, gap: float) -> tuple[int, float]:

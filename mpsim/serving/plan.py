@@ -264,9 +264,9 @@ class ServicePlan:
     def weight_format(self) -> Format:
         """Format of linear layers: weights alone are narrow where the chip has no units for it."""
         form = FORMATS[self.weights]
-        if self.cluster.accelerator.multiplies(form.precision or form.compute):
+        if self.cluster.accelerator.multiplies(form.precision):
             return form
-        return structs.replace(form, compute="bf16", precision="")
+        return structs.replace(form, compute="bf16", precision="bf16")
 
     @functools.cached_property
     def work(self) -> RankWork:
@@ -503,7 +503,7 @@ class ServicePlan:
                 for name in (own, "fp8", "w4a16", "nvfp4")
                 if name is not None
                 and (new := FORMATS[name]).bytes < form.bytes
-                and (name == own or chip.multiplies(new.precision or new.compute))
+                and (name == own or chip.multiplies(new.precision))
             ],
         }
         load = self.workload

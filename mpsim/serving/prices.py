@@ -71,9 +71,9 @@ class IterationPrices:
         work, rates, engine, draft = self.work, self.rates, self.engine, self.draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
         # layers that the host launches one by one; compiled ones run as pieces of graphs
-        alone = work.pp * (not engine.piecewise_graphs or not engine.graph_sizes)
-        layers = work.layers + _EXPERT_LAUNCHES * work.expert_layers
-        self._launches = self.call_time * engine.host_layer_time * layers * alone
+        launched = work.layers + _EXPERT_LAUNCHES * work.expert_layers
+        launched *= work.pp * (not engine.piecewise_graphs or not engine.graph_sizes)
+        self._launches = self.call_time * engine.host_layer_time * launched
         self.least_launches = 0.0 if engine.graph_sizes else self._launches
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
@@ -82,7 +82,9 @@ class IterationPrices:
         parts = self.parts(_GRID)
         self._table = np.maximum.accumulate(sum(parts.values())).tolist()
         self._exposed_table = parts["exchange"].tolist()
-        self._own_table = self._own_parts(_GRID).tolist()
+        alone = (linear for linear in work.linears if linear.share < 1.0)  # of own tokens
+        products = (linear.layers * self.products.seconds(linear, _GRID) for linear in alone)
+        self._own_table = sum(products, work.layers * self._streaming(_GRID)).tolist()
         self._head_table = self._head_parts(_GRID).tolist()
         shared = engine.shared_reads
         self._decode: list[DecodeAttention | StateScan] = [
@@ -121,7 +123,7 @@ class IterationPrices:
             return None
         if decodes not in self._fixed:
             batch = Batch(decodes, 0.0)
-            line = not self._launches or self._graph(batch)  # else the host may be slower
+            line = not self._launches or self.graph(batch)  # else the host may be slower
             self._fixed[decodes] = (float(self._whole(batch, 0)), self._slope) if line else None
         return self._fixed[decodes]
 
@@ -129,7 +131,7 @@ class IterationPrices:
         """The same, term by term."""
         sequences = (batch.decodes + prompts) / self.work.attention_dp
         stage = self.stage_seconds(batch)
-        return self._joined(stage, batch, prompts, sequences, launched=not self._graph(batch))
+        return self._joined(stage, batch, prompts, sequences, launched=not self.graph(batch))
 
     def apart_seconds(self, loads: Sequence[Batch], prompts: int) -> Seconds:
         """Time of one iteration of ranks that keep requests of their own and wait for the busiest
@@ -151,12 +153,6 @@ class IterationPrices:
         stage = stage + attention + max(pairs, default=0.0)
         sequences = max(decodes) + -(-prompts // own)
         return self._joined(stage, whole, prompts, sequences, launched=not graph)
-
-    def _own_parts(self, tokens: Floats) -> Floats:
-        """Products and streaming kernels of so many of a rank's own tokens on one stage [s]."""
-        own = (linear for linear in self.work.linears if linear.share < 1.0)
-        products = (linear.layers * self.products.seconds(linear, tokens) for linear in own)
-        return sum(products, self.work.layers * self._streaming(tokens))
 
     def _joined(
         self, stage: Seconds, batch: Batch, prompts: int, sequences: float, *, launched: bool
@@ -217,14 +213,14 @@ class IterationPrices:
     def _layers_seconds(self, batch: Batch, most: float = 0.0) -> Seconds:
         """Time of one stage, attention apart; `most`: tokens on the busiest rank or its graph."""
         own, tokens = self.work.attention_dp, self.tokens_of(batch.decodes, batch.prompt_tokens)
-        most = max(most, self.tokens_of(self._graph(batch), 0) / own, tokens / own)
+        most = max(most, self.tokens_of(self.graph(batch), 0) / own, tokens / own)
         if own == 1:
             return self.token_seconds(most)
         # padding of ranks does not travel to experts: SGLang masks it
         more = _between(self._own_table, most) - _between(self._own_table, tokens / own)
         return self.token_seconds(tokens) + more
 
-    def _graph(self, batch: Batch) -> int:
+    def graph(self, batch: Batch) -> int:
         """Sequences of the graph in which a batch that ranks share evenly runs; 0 without one."""
         if batch.prompt_tokens:
             return 0
@@ -382,12 +378,12 @@ class Products:
         # rows are read and written as the products take them, and read once more to be combined
         width = form.bytes if casts.any() else _ACTIVATION
         permuted = rows * experts.products[0].k * (2.0 * width + _ACTIVATION)
-        stream = permuted / self._rates.streamed
-        return seconds / _of(self._rates.expert_rate, form) + casts + stream + fixed
+        seconds /= _of(self._rates.expert_rate, form)
+        return seconds + casts + permuted / self._rates.streamed + fixed
 
     def _cast(self, form: Format, elements: Floats, *, alone: bool = True) -> Floats | float:
         """Time of quantising a product's input: a kernel if alone, wide in, narrow out [s]."""
-        if form.name not in self._rates.cast_latency or not form.precision:
+        if form.name not in self._rates.cast_latency or form.compute == "bf16":
             return 0.0
         latency = self._rates.cast_latency[form.name] if alone else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
@@ -404,9 +400,8 @@ class Products:
 
     def _kernel(self, form: Format) -> KernelModel:
         """Kernels in the precision of a format; chips without bfloat16 work in fp16."""
-        precision = form.precision or form.compute
-        if precision == "bf16" and precision not in self._chip.peak_flops:
-            precision = "fp16"
+        lacks = form.precision == "bf16" and "bf16" not in self._chip.peak_flops
+        precision = "fp16" if lacks else form.precision
         if precision not in self._kernels:
             self._kernels[precision] = KernelModel(self._chip, precision, clocks=self._clocks)
         return self._kernels[precision]

@@ -274,9 +274,10 @@ class RowSums:
         if not len(left):
             return
         self._seconds += float(left.sum())
-        if (sizes := self._plan.engine.graph_sizes) and not self._plan.engine.graph_padding:
-            launched = ~np.isin(steps["decodes"] / work.attention_dp, sizes)
-            self.launched += float(left[launched & (steps["prompt_tokens"] == 0)].sum())
+        if self._plan.engine.graph_sizes and not self._plan.engine.graph_padding:
+            batches = zip(steps["decodes"].tolist(), steps["prompt_tokens"].tolist(), strict=True)
+            alone = [not (tokens or prices.graph(Batch(n, 0.0))) for n, tokens in batches]
+            self.launched += float(left[alone].sum())
         for column, (total, most) in self._over.items():
             values = steps[column]
             weighted = total + float((values * left).sum())
@@ -286,8 +287,7 @@ class RowSums:
             parts[part] += float(took.sum())
             left = left - took
         prompts = steps["prompt_tokens"] > 0
-        share = prompts.astype(float)
-        mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
+        share, mixed = prompts.astype(float), np.flatnonzero(prompts & (steps["decodes"] > 0))
         columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
         for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
             alone = float(prices.stage_seconds(Batch(int(decodes), context))) * work.pp

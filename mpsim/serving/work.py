@@ -37,7 +37,7 @@ class Format:
     name: str
     bytes: float  # of a weight with its share of the scales [B]
     compute: str  # precision whose matrix units do the product
-    precision: str = ""  # precision as `mpsim.cost.KernelModel` knows it; `compute` if empty
+    precision: str  # the same as `mpsim.cost.KernelModel` knows it
 
     @property
     def unpacked(self) -> bool:
@@ -325,13 +325,13 @@ def wide_in(model: Transformer, weights: str) -> frozenset[Role]:
 _KEYS = Role.KEY_VALUE, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP
 _INTO_ATTENTION = frozenset({Role.QKV, Role.QUERY, Role.QUERY_DOWN, Role.QUERY_UP, *_KEYS})
 FORMATS = {
-    "bf16": Format("bf16", 2.0, "bf16"),
-    "fp16": Format("fp16", 2.0, "fp16"),
-    "fp32": Format("fp32", 4.0, "fp32"),
-    "fp8": Format("fp8", 1.0, "fp8"),
+    "bf16": Format("bf16", 2.0, "bf16", "bf16"),
+    "fp16": Format("fp16", 2.0, "fp16", "fp16"),
+    "fp32": Format("fp32", 4.0, "fp32", "fp32"),
+    "fp8": Format("fp8", 1.0, "fp8", "fp8"),
     "fp8_block": Format("fp8_block", 1.0 + 4.0 / 128**2, "fp8", "fp8_block"),
-    "int8": Format("int8", 1.0, "int8"),
-    "w4a16": Format("w4a16", 0.5 + 2.0 / 128, "bf16"),
+    "int8": Format("int8", 1.0, "int8", "int8"),
+    "w4a16": Format("w4a16", 0.5 + 2.0 / 128, "bf16", "bf16"),
     "nvfp4": Format("nvfp4", 0.5 + 1.0 / 16, "fp4", "nvfp4"),
     "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4", "mxfp8"),
 }

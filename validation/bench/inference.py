@@ -24,7 +24,7 @@ from mpsim.result.residuals import Setting
 from mpsim.scenario.fields import LengthChoice
 from mpsim.scenario.servers import preset_for
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.confidence import request_interval, setting_of
+from mpsim.serving.confidence import of_request, request_interval, setting_of
 from mpsim.serving.engines import EnginePreset, calibrated, engine
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.result import ServedPoint, measurable
@@ -126,8 +126,8 @@ def _filled(
     ends = None
     if quantity == "e2e":  # the interval is that of its parts
         ttft, e2e = (figures[name] / _UNITS[blank.unit] for name in ("ttft", "e2e"))
-        ends, first = request_interval(setting, ttft, e2e), min(1.0, ttft / e2e)
-        setting = dataclasses.replace(setting, shares={"ttft": first, "tpot": 1.0 - first})
+        setting = of_request(setting, ttft, e2e)
+        ends = request_interval(setting, e2e)
     return dataclasses.replace(
         blank,
         predicted=figures[quantity] / _UNITS[blank.unit],

@@ -10,7 +10,7 @@ import pytest
 import mpsim
 from mpsim.result.residuals import Setting, residuals
 from mpsim.scenario.serving import Workload
-from mpsim.serving.confidence import distribution, request_interval, steady_state
+from mpsim.serving.confidence import distribution, of_request, request_interval, steady_state
 from mpsim.serving.stream import draw_requests
 
 BASE = {
@@ -54,11 +54,11 @@ def test_a_whole_request_is_known_no_worse_than_its_parts(arrival: str) -> None:
     labels |= {"format": ("fp8", "narrow"), "model": ("dense",), "arrival": (arrival,)}
     setting = Setting(labels, 8)
     ends = {name: residuals(name).interval(2.0, setting) for name in ("ttft", "tpot")}
-    assert request_interval(setting, 2.0, 2.0).high == pytest.approx(ends["ttft"].high)
-    assert request_interval(setting, 0.0, 2.0).low == pytest.approx(ends["tpot"].low)
+    assert request_interval(of_request(setting, 2.0, 2.0), 2.0).high == pytest.approx(ends["ttft"].high)
+    assert request_interval(of_request(setting, 0.0, 2.0), 2.0).low == pytest.approx(ends["tpot"].low)
     wider = max(ends.values(), key=lambda end: end.sigma)
     for share in (0.1, 0.5, 0.9):
-        whole = request_interval(setting, 2.0 * share, 2.0)
+        whole = request_interval(of_request(setting, 2.0 * share, 2.0), 2.0)
         assert whole.sigma < share * ends["ttft"].sigma + (1 - share) * ends["tpot"].sigma
         assert whole.sigma < wider.sigma
         assert whole.low < 2.0 < whole.high

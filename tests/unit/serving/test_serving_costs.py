@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import mpsim
 from mpsim.scenario import Scenario
 
@@ -44,3 +46,15 @@ def test_a_chunk_that_holds_up_tokens_names_one_that_keeps_the_limit():
     again = warnings_of(slo=slo, engine={"max_tokens": chunk})
     assert not [text for text in again if "max_tokens" in text]
     assert not [text for text in warnings_of(slo={"tpot": "1 s"}) if "max_tokens" in text]
+
+
+@pytest.mark.parametrize(
+    ("users", "padding", "told"), [(32, False, 0), (33, False, 1), (33, True, 0)]
+)
+def test_batches_between_graphs_are_told_with_the_switch_that_pads_them(users, padding, told):
+    """TensorRT-LLM captures 32 and 64 sequences: 33 are launched layer by layer, unless they are padded."""
+    warnings = warnings_of(
+        engine={"preset": "tensorrt-llm-1.x", "graph_padding": padding},
+        workload={"arrival": "all-at-once", "rate": None, "requests": users, "prompt": 64},
+    )
+    assert sum("graph_padding: true" in text for text in warnings) == told

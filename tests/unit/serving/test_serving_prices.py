@@ -215,7 +215,7 @@ def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:
         for options in ({}, {"graph_sizes": ()}, {"graph_padding": False})
     )
     nine, sixteen = Batch(9, 0.0), Batch(16, 0.0)
-    one, two = prices._own_parts(np.array([1.0, 2.0]))
+    one, two = prices._own_table[:2]
     more = prices.stage_seconds(nine) - plain.stage_seconds(nine)
     assert more == pytest.approx(7 / 8 * (two - one))
     assert exact.stage_seconds(nine) == plain.stage_seconds(nine)
