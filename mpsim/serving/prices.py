@@ -375,6 +375,8 @@ class Products:
             # only blocks by a kernel of its own
             elements = (passed if number else rows / experts.top_k) * product.k
             casts += self._cast(form, elements, alone=not number or form.name == _BLOCKS)
+        if name == "cutlass":
+            seconds /= _of(self._rates.cutlass_rate, form)
         # rows are read and written as the products take them, and read once more to be combined
         width = form.bytes if casts.any() else _ACTIVATION
         permuted = rows * experts.products[0].k * (2.0 * width + _ACTIVATION)

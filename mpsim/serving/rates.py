@@ -30,6 +30,7 @@ class Rates:
     expert_rate: Mapping[str, float]
     # arithmetic of grouped products over that model's, by format of the weights
     expert_compute: Mapping[str, float]
+    cutlass_rate: Mapping[str, float]  # of CUTLASS's grouped products over those of other kernels
     unpack_rate: float  # weights of 4 bits that a multiprocessor widens to 16 a second [1/s]
     # attention_latency, latent_latency, attention_bandwidth, attention_compute: of the decode
     # kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads

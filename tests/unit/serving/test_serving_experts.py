@@ -155,6 +155,24 @@ def test_experts_with_scales_of_blocks_lose_arithmetic_on_blackwell_alone() -> N
     assert longer["b200-sxm"][0] < 1.15
 
 
+def test_cutlass_is_slower_with_four_bits_on_blackwell() -> None:
+    """Grouped NVFP4 products of 64 tokens take CUTLASS half as long again as TensorRT-LLM's own kernel on B200; in eight bits the two differ by what they launch."""
+    cluster = build_cluster(accelerator="b200-sxm", accelerators_per_node=8, nodes=1)
+    ratios = {}
+    for form in ("nvfp4", "fp8"):
+        own, cutlass = (
+            _plan(
+                cluster=cluster,
+                weights=form,
+                ep=8,
+                engine=dataclasses.replace(engine("tensorrt-llm-1.x"), expert_kernel=kernel),
+            ).prices.parts(np.array([64.0]))["experts"][0]
+            for kernel in ("trtllm", "cutlass")
+        )
+        ratios[form] = cutlass / own
+    assert ratios["fp8"] < 1.3 < 1.5 < ratios["nvfp4"]
+
+
 def test_experts_launched_before_they_are_counted_take_as_long_for_one_token() -> None:
     """Tiles of all experts pass, so that few tokens save little; where tokens are many, padding is a small part."""
     known, padded = (
