@@ -211,13 +211,13 @@ def _read_model(name: str, ledger: Ledger) -> bool:
         ledger.ask("model")
     else:
         ledger.put(key, _MODEL, entry["preset"])
-    if "serving.weights" not in ledger.scenario:
-        named = (e["format"] for e in shared["weights"] if re.fullmatch(e["pattern"], repository))
-        form = next(named, released(entry["preset"]) if entry else None)
-        if form == "":  # of a file, or of a library, in one of many formats
-            ledger.ask("serving.weights")
-        elif form is not None:
-            ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
+    named = (e["format"] for e in shared["weights"] if re.fullmatch(e["pattern"], repository))
+    form = next(named, released(entry["preset"]) if entry else None)
+    stated = ledger.scenario.get("serving.weights")
+    if form == "" and stated is None:  # of a file, or of a library, in one of many formats
+        ledger.ask("serving.weights")
+    elif form and stated in (None, form.removesuffix("_block")) and stated != form:
+        ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
     moe = find_model(entry["preset"]).moe if entry is not None else None
     slots = _row(name, "serving.engine.redundant_experts") if name == "trtllm" else ""
     if moe is not None and (count := ledger.integer(slots, least=moe.experts)) is not None:

@@ -89,6 +89,20 @@ def test_options_that_nobody_judged_idle_are_told(tmp_path, line, moves):
                 "serving.engine.stream_interval": 8,
             },
         ),
+        (
+            f"{VLLM} --speculative-config.method eagle3 --speculative-config.num_speculative_tokens 3",
+            {"serving.speculation.draft": "mtp", "serving.speculation.tokens": 3},
+        ),
+        (
+            f"{SGLANG} --speculative-num-steps 5 --speculative-num-draft-tokens 32",
+            {"serving.speculation.tokens": 5},
+        ),
+        (f"{SGLANG} --quantization fp8", {"serving.weights": "fp8_block"}),
+        (
+            "vllm serve Qwen/Qwen3-32B-FP8 -tp 2 --quantization fp8",
+            {"serving.weights": "fp8_block"},
+        ),
+        (f"{VLLM} --quantization fp8", {"serving.weights": "fp8"}),
         (f"{VLLM} -O0", {"serving.engine.graph_sizes": []}),
         (f"{VLLM} --optimization-level 0", {"serving.engine.graph_sizes": []}),
         (f"{VLLM} --device-memory-utilization 0.8", {"serving.engine.memory_fraction": 0.8}),
