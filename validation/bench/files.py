@@ -10,6 +10,7 @@ from pathlib import Path
 from bench import collectives, inference, kernels, peaks, plans, schedules, training
 from bench.columns import TABLES, table_kind
 from bench.rows import Row
+from bench.tables import table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.tables import Cells, read_rows, tidied
 from mpsim.hardware import Cluster
@@ -45,6 +46,7 @@ class FileKind:
     predict: Callable[[Row, Sequence[Record]], list[Record]]
 
 
+_CHIPS = ("accelerator", "gpu")
 _ON_NODE = "training runs on one node"
 # a cell that says so is empty
 _SILENT = re.compile(
@@ -188,7 +190,7 @@ def opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[R
 
 
 def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -> Row:
-    values = {column: tidied(column, cell or "") for column, cell in values.items()}
+    values = {column: _spelt(column, tidied(column, cell or "")) for column, cell in values.items()}
     measured = {column: values[column] for column in kind.measured if column in values}
     configuration = {
         column: "" if _SILENT.fullmatch(cell) else cell
@@ -197,6 +199,13 @@ def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -
     }
     name = values.get("id") or values.get("record_id") or str(number)
     return Row(name, Cells(configuration), Cells(measured), folder)
+
+
+def _spelt(column: str, text: str) -> str:
+    """A cell with its accelerator, if it holds one, by its usual name."""
+    for entry in table("hardware")["spellings"] if column in _CHIPS else ():
+        text = re.sub(entry["pattern"], entry["means"], text, flags=re.IGNORECASE)
+    return text
 
 
 def _line(error: Exception) -> str:

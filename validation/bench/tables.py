@@ -34,7 +34,7 @@ lookup = functools.partial(words.lookup, _DATA)
 # Words that deny what follows them in a clause, or what stands before them; what is like a software is another one
 _DENIED = re.compile(
     r"(?<!\w)(?:no|not|non|without|w/o|never|lacks?|disabled?)(?=[\s-])[^,;|()]*?(?=[,;|()]|\sbut\s|\swith\s|$)"
-    r"|[^,;|()]*[\s=:](?:off|disabled|false|unavailable|unused|not (?:used|enabled|available|supported))(?!\w)"
+    r"|[^,;|()]*[\s=:](?:off|disabled|false|unavailable|unused|not (?:used|enabled|available|supported|overlapped|fused|compiled))(?!\w)"
     r"|[^,;|()]*[=:]\s*(?:no|none|0)(?=\s*(?:[,;|()]|$))"
     r"|[\w.]+-like(?!\w)",
     re.IGNORECASE,
@@ -44,6 +44,7 @@ _DATED = "dated"  # stands for family, framework and date together
 _SAID = "said"  # stands for model, framework, schedule, overlap and sharding together
 _ANYWHERE = "anywhere"  # stands for the same and the notes, without paths of files in them
 _SAYING = ("model", "framework", "schedule", "overlap_notes")
+_MEANT = {"precision": ("precisions", "precision"), "zero_stage": ("sharding", "zero")}
 _PATH = r"\S*\w/\S*\.\w+"
 _BY_NAME = "the software is read from the family's name"
 
@@ -176,23 +177,24 @@ def affirmed(text: str) -> str:
 
 
 def words_of(cells: Cells, column: str) -> str:
-    """Words of a column as rules read them: a number format without what is denied, an accelerator without its maker, before the words of a sharding the stage of ZeRO that they mean.
+    """Words of a column as rules read them: what is meant before what is said of a number format, without what is denied, and of a sharding; an accelerator without its maker.
 
     Examples
     --------
     >>> words_of(Cells({"zero_stage": "DeepSpeed stage 3"}), "zero_stage")
     '3 DeepSpeed stage 3'
     >>> words_of(Cells({"precision": "bf16 (FP8 off)"}), "precision")
-    'bf16 ( )'
+    'bf16 bf16 ( )'
     """
     text = sharding_of(cells) if column == "zero_stage" else cells.text(column)
-    if column == "precision":
-        return affirmed(text)
     if column == "accelerator":
         return re.sub(table("hardware")["makers"], "", text, flags=re.IGNORECASE)
-    if column != "zero_stage" or not text or text.isdigit():
+    if column == "precision":
+        text = affirmed(text)
+    if column not in _MEANT or not text or text.isdigit():
         return text
+    section, key = _MEANT[column]
     try:
-        return f"{lookup('training', 'sharding', text)['zero']} {text}"
-    except CalibrationError:
+        return f"{lookup('training', section, text)[key]} {text}"
+    except (CalibrationError, KeyError):
         return text  # what is refused says so where the scenario is made

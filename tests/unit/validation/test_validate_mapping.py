@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
 from bench.collectives import kind_of
-from bench.files import KINDS, predict_row
+from bench.files import KINDS, opened, predict_row
 from bench.machines import links_of
 from bench.rows import Row
 from bench.runs import described, fitting, read_run
@@ -100,6 +102,15 @@ def _step(run: Imported) -> float:
         ({"framework": "megatron-lm 23.06", "measured_date": "2023-06"}, "megatron-2023"),
         ({"framework": "Megatron-LM core_r0.8.0"}, "megatron-core"),
         ({"framework": "Megatron-Core 0.12"}, "megatron-core-2025"),
+        ({"framework": "MCore 0.12"}, "megatron-core-2025"),
+        (
+            {"framework": "DeepSpeed + Megatron-LM", "measured_date": "2024"},
+            "megatron-deepspeed-2023",
+        ),
+        ({"framework": "NeoX"}, "gpt-neox"),
+        ({"framework": "torch-titan", **SHARDED}, "torchtitan-2025"),
+        ({"framework": "PyTorch 2.7 fully_shard", **SHARDED}, "torch-fsdp2"),
+        ({"framework": "llm-foundry", "measured_date": "2024", **SHARDED}, "llm-foundry-2024"),
         ({"framework": "Megatron-LM/Megatron-Core", "measured_date": "2024"}, "megatron-core"),
         ({"family": "megatron-moe-modelzoo"}, "megatron-core-2025"),
         ({"framework": "Megatron-Bridge/Core container 26.08"}, "megatron-bridge"),
@@ -649,6 +660,30 @@ def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
         assert (run.scenario["training"]["micro_batch"] == 4) is kept
 
 
+@pytest.mark.parametrize(
+    ("column", "words", "change"),
+    [
+        ("accelerator", ("TPU v6e", "Trillium", "v6e"), {"framework": "MaxText", "pp": "1"}),
+        ("accelerator", ("H100", "8xH100", "8 x H100 SXM"), {}),
+        ("precision", ("fp8", "float8", "E4M3 hybrid"), {}),
+        ("framework", ("Megatron-Core 0.12", "MCore 0.12", "Megatron-LM core_r0.12"), {}),
+    ],
+)
+def test_other_words_for_one_thing_make_one_scenario(
+    tmp_path: Path, column: str, words: tuple[str, ...], change: dict[str, str]
+) -> None:
+    """A chip, a number format or a software by any of its names is the same row, down to what is assumed for it."""
+    open_ones = ("sequence_parallel", "zero_stage", "accel_per_node", "dp")
+    row = {**LLAMA, **dict.fromkeys(open_ones, ""), "tp": "2", **change}
+    file = tmp_path / "rows.csv"
+    with file.open("w", newline="") as out:
+        table = csv.DictWriter(out, row)
+        table.writeheader()
+        table.writerows({**row, column: text} for text in words)
+    runs = [described(each.configuration, rule_of(each.configuration)) for each in opened(file)[1]]
+    assert all(run.scenario == runs[0].scenario for run in runs)
+
+
 STACKS = ("Megatron-Core 0.12", "PyTorch FSDP2", "DeepSpeed ZeRO-3", "Somebody's trainer")
 NAMES = [entry for kind in table("training")["names"].values() for entry in kind]
 SAID = [
@@ -708,6 +743,7 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
             *("FlashAttention not used", "flash attention is unavailable", "FlashAttention: no"),
             *("use_flash_attn=False", "--no-flash-attn", "naive attention", "eager attention"),
             *("attn_implementation=eager", "flash attention turned off", "FlashAttention = none"),
+            *("unfused attention", "no fused attention", "w/o FA"),
         ),
     ),
     (
@@ -724,9 +760,15 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
             *("overlap_comm=false", "non-overlapped gradients", "unoverlapped", "overlap not used"),
             *("does not overlap anything", "blocking all-reduce", "gradients are not hidden"),
             *("synchronous gradient reduction", "exposed communication", "overlap is not enabled"),
+            *("DP comm exposed", "gradient all-reduce not overlapped"),
         ),
     ),
-    ({"wide_norms": False}, ("apex FusedLayerNorm", "RMSNorm kernel")),
+    ({"wide_norms": False}, ("apex FusedLayerNorm", "RMSNorm kernel", "rms_norm_fusion=True")),
+    ({"fused_rotary": True}, ("apply_rope_fusion", "RoPE fusion")),
+    ({"fused_bias_activation": True}, ("bias_swiglu_fusion", "SwiGLU fused")),
+    ({"grouped_gemm": True}, ("--moe-grouped-gemm", "Group GEMM")),
+    ({"grouped_gemm": False}, ("SequentialMLP", "no grouped GEMM")),
+    ({"expert_dispatch": "fused"}, ("deep_ep", "--moe-enable-deepep")),
     (
         {"offload": "optimizer"},
         ("ZeRO-Offload", "optimizer on CPU", "CPU Adam", "host offload of states", "adam offload"),
@@ -735,7 +777,13 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
         {"offload": "parameters"},
         ("CPU offload of optimizer and parameters", "offload_param", "ZeRO-3 Offload"),
     ),
-    ({"expert_overlap": "none"}, ("a2a overlap off", "no EP overlap", "expert overlap: none")),
+    (
+        {"expert_overlap": "none"},
+        (
+            *("a2a overlap off", "no EP overlap", "expert overlap: none", "all-to-all exposed"),
+            "EP communication not overlapped",
+        ),
+    ),
     ({"context_exchange": "ulysses"}, ("Ulysses SP 2", "DeepSpeed-Ulysses")),
     ({"context_exchange": "hierarchical"}, ("Ulysses 8 x ring 8", "CP comm type a2a+p2p", "USP")),
     ({"fused_rotary": True, "fused_bias_activation": True}, ("fused rope/swiglu",)),
@@ -746,6 +794,7 @@ PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
             *("activations offloaded to CPU", "no CPU offload", "offload: no"),
             *("without Ulysses", "no activation offload", "triton attention"),
             *("chunked attention with host offload", "CPU offload of activations"),
+            *("TP communication not overlapped", "tensor-parallel comm is not hidden"),
         ),
     ),
 ]
@@ -773,6 +822,8 @@ COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
                 "recomputation is disabled",
                 "everything_saveable",
             ),
+            *("w/o recompute", "no recomputation", "nothing recomputed", "0 layers recomputed"),
+            *("all activations saved", "recompute_granularity: null", "--no-recompute"),
         ),
     ),
     (
@@ -794,17 +845,27 @@ COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
     ),
     (*("recomputations", "recompute", "per-op"), ("recompute GeLU", "SwiGLU and norms")),
     (*("recomputations", "recompute", "selective"), ("SAC", "selective AC (no full recompute)")),
+    (*("recomputations", "recompute", "selective"), ("--recompute-activations", "sel. AC")),
     (*("sharding", "zero", 0), ("plain DDP", "without ZeRO", "not sharded", "FSDP: off")),
+    (*("sharding", "zero", 0), ("DistributedDataParallel", "ZeRO stage 0", "pure DP", "False")),
     (*("sharding", "zero", 1), ("distributed optimiser", "dist opt", "ZeRO_stage_1")),
-    (*("sharding", "zero", 2), ("deepspeed_stage_2",)),
+    (*("sharding", "zero", 1), ("--use-distributed-optimizer", "P_os", "ZeRO (optimizer only)")),
+    (*("sharding", "zero", 2), ("deepspeed_stage_2", "P_os+g", "optim_grads")),
+    (*("sharding", "zero", 2), ("optimizer and gradient sharding",)),
+    (*("sharding", "zero", 3), ("P_os+g+p", "parameters, gradients and optimizer sharded")),
+    (*("sharding", "zero", 3), ("ZeRO stage III",)),
     (*("sharding", "zero", 3), ("fully sharded", "hybrid sharding", "ZeRO++", "FSDP full shard")),
     (*("sharding", "zero", 3), ("zero3.json", "deepspeed_stage_3_offload")),
     (
         *("precisions", "precision", "bf16"),
         ("no fp8, bf16", "bfloat16 without FP8", "bf16 (FP8 off)", "BF16; float8: no"),
     ),
-    (*("precisions", "precision", "fp16"), ("O2", "fp16 AMP")),
+    (*("precisions", "precision", "fp16"), ("O2", "fp16 AMP", "AMP O2")),
+    (*("precisions", "precision", "fp8_block"), ("blockwise FP8", "block-scaled FP8")),
     (*("schedules", "name", "1f1b"), ("non-interleaved 1F1B", "1F1B without virtual stages")),
+    (*("schedules", "name", "gpipe"), ("F-then-B",)),
+    (*("schedules", "name", "zb-h1"), ("ZeroBubble H1",)),
+    (*("schedules", "name", "zb-v"), ("zero bubble V", "V-schedule zero bubble")),
 ]
 
 
