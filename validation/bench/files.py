@@ -50,7 +50,8 @@ _CHIPS = ("accelerator", "gpu")
 _ON_NODE = "training runs on one node"
 # a cell that says so is empty
 _SILENT = re.compile(
-    r"\s*(n/?a|nan|unknown|unspecified|(not|un) ?(stated|known|given|reported))\s*", re.IGNORECASE
+    r"\s*(-+|n/?a|nan|unknown|unspecified|(not|un) ?(stated|known|given|reported))\s*",
+    re.IGNORECASE,
 )
 KINDS: tuple[FileKind, ...] = (
     *(

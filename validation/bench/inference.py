@@ -51,7 +51,8 @@ _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _DRAFTS_NOTHING = r"(none|no|not|off|without|disabled|false|0)\b"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
-_UNSHARED = r"(prefix|radix)[- ]?cach\w*( is)?[ =:]+(off|disabled|false|no\b)|(no|without|disabled?|no-enable)[- ](prefix|radix)[- ]cach"
+_UNSHARED = r"(prefix|radix)[-_ ]?cach\w*( is)?[ =:]+(off|disabled|false|no\b)|(no|without|disabled?|no-enable)[-_ ](prefix|radix)[-_ ]cach"
+_EAGER = r"\benforce[-_ ]eager\b(?![ =:]+(false|0|no\b))|\beager mode|\b(no|without|disable)[-_ ]cuda[-_ ]?graphs?|\bcuda[-_ ]?graphs?[ =:]+(off|disabled|false)"
 _EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
     "max_num_seqs": "max_sequences",
@@ -154,7 +155,9 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     cells = _in_formats(_in_words(cells, assumed))
     said = cells.text("speculation")
     drafts = bool(said) and not re.match(_DRAFTS_NOTHING, said, re.IGNORECASE)
-    if drafts or re.search(_SPECULATES, affirmed(cells.text("notes"))):
+    if drafts or re.search(
+        _SPECULATES, affirmed(f"{cells.text('engine')} | {cells.text('notes')}")
+    ):
         raise CalibrationError("speculation without its acceptance is not predicted")
     if layout := _first("layouts", cells):
         cells = Cells({**cells.values, "ep": cells.text(layout["ep"])})
@@ -320,7 +323,8 @@ def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
     name = cells.text("model")
     kin = kin_of(cells)
     if kin is not None and kin.layer_pattern:
-        raise CalibrationError("layers that mix attention with others are not priced here")
+        assumed.append(Assumed("model", kin.name, "it has these sizes"))
+        return kin
     attention, told = attention_of(cells, "attention")
     if attention.get("attention") == "full":
         raise CalibrationError("a model that sees what comes later is no service of tokens")
@@ -444,7 +448,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
                 own["graph_sizes"] = tuple(range(1, largest + 1))
         fields = {**own, **fields}
         assumed.append(Assumed("engine", ", ".join(own), recipe["why"]))
-    if graphs := _first("graphs", cells):
+    if (graphs := _first("graphs", cells)) and preset.graph_sizes:
         fields |= graphs["fields"]
         assumed.append(Assumed("engine", ", ".join(graphs["fields"]), graphs["why"]))
     fields |= _flags(cells)
@@ -475,6 +479,8 @@ def _flags(cells: Cells) -> dict[str, Any]:
         "missing_or_assumed"
     ):
         found["prefix_cache"] = False
+    if re.search(_EAGER, text, re.IGNORECASE):
+        found["graph_sizes"] = ()
     if kernel := re.search(_EXPERT_KERNEL, text, re.IGNORECASE):
         found["expert_kernel"] = kernel[1].lower()
     return found

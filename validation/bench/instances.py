@@ -16,7 +16,10 @@ _POOL = re.compile(
 )
 _POOLS = ["prefill", "decode"]
 _SHORT = r"{}\W+(?P<kind>TP|TEP|DEP|EP|DP)[ =]?(?P<ranks>\d+)\b(?: ?x ?(?P<more>\d+))?"
-_ATTENTION_DP = r"\battention-DP\b"
+_ATTENTION_DP = re.compile(
+    r"\b(attention[-_ ]?dp|dp[-_ ]?attention)\b(?!\W+(off|false|disabled|no\b))", re.IGNORECASE
+)
+_ON, _OFF = ("true", "yes", "on"), ("", "false", "no", "off")
 _NAMED = r"_tp(?P<tp>\d+)_ep(?P<ep>\d+)(?!\d)"  # the layout in the name of a run's file
 _LEAST_WIDTH = 128  # of an expert's part: that of a block of scales
 
@@ -53,7 +56,7 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
         If its columns contradict each other, or it needs what is not simulated.
     """
     tp, pp = cells.required("tp"), cells.whole("pp") or 1
-    ep, attention_dp = cells.whole("ep") or 1, cells.whole("attention_dp") or 1
+    ep = cells.whole("ep") or 1
     if cells.whole("moe_experts") and not cells.whole("ep"):
         assumed.append(Assumed("ep", 1, "no expert parallelism is stated"))
     if (cells.whole("cp") or 1) > 1:
@@ -63,7 +66,8 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
     if named and ep > 1 and tp == int(named["tp"]) * ep:
         tp = each = int(named["tp"])
         assumed.append(Assumed("tp", tp, "as its place says: the row has it times ep"))
-    if attention_dp == 1 and re.search(_ATTENTION_DP, cells.text("server_flags")):
+    attention_dp = _with_own_requests(cells, each)
+    if attention_dp == 1 and _ATTENTION_DP.search(cells.text("server_flags")):
         attention_dp = each
         assumed.append(Assumed("attention_dp", each, "its script balances attention's ranks"))
     if attention_dp > 1 or ep > tp:
@@ -77,6 +81,15 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
             f"tp {tp} x pp {pp} are not the {each * pp} accelerators of an instance"
         )
     return InstanceLayout(tp, pp, ep, attention_dp)
+
+
+def _with_own_requests(cells: Cells, ranks: int) -> int:
+    """Ranks of an instance that attend to requests of their own: a number, words around one such as ``DP8``, or a switch for all of them."""
+    text = cells.text("attention_dp").lower()
+    if text in (*_ON, *_OFF):
+        return ranks if text in _ON else 1
+    stated = re.sub(r".*\bdp(?![a-z])\D*", "", text)
+    return Cells({"attention_dp": stated}).whole("attention_dp") or 1
 
 
 def _spelt_out(text: str) -> str:

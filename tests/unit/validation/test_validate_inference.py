@@ -13,6 +13,7 @@ from bench.inference import plan_of
 from bench.instances import InstanceLayout, layout_of, pools_of
 from mpsim.errors import CalibrationError
 from mpsim.formats.tables import Cells
+from mpsim.serving.result import measurable
 
 DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "inference-runs.csv"
 FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}
@@ -311,6 +312,9 @@ def _changed(rows, folder, **change: str):
         ("W4A16 (GPTQ)", "bfloat16", "w4a16"),
         ("fp8 (block 128x128)", "fp8", "fp8_block"),
         ("NVFP4 (ModelOpt)", "fp8", "nvfp4"),
+        ("unquantized", "same as weights", "bf16"),
+        ("modelopt fp8", "e4m3", "fp8"),
+        ("4-bit", "native", "w4a16"),
     ],
 )
 def test_formats_are_read_in_whatever_case_and_words(weights, cache, formats, rows, tmp_path):
@@ -318,6 +322,7 @@ def test_formats_are_read_in_whatever_case_and_words(weights, cache, formats, ro
     plan = _changed(rows, tmp_path, **change, weight_dtype=weights, kv_dtype=cache)
     assert plan.weights == formats
     wanted = {"auto": "bf16", "bfloat16": "bf16", "half": "fp16", "INT8": "int8"}
+    wanted |= {"same as weights": "bf16", "native": "bf16"}
     assert plan.kv == wanted.get(cache, "fp8")
 
 
@@ -332,6 +337,9 @@ def test_formats_without_a_price_are_refused_by_what_they_are(weights, rows, tmp
     [
         ("speculation", "off", False),
         ("speculation", "no MTP", False),
+        ("speculation", "-", False),
+        ("notes", "MTP off", False),
+        ("notes", "without speculative decoding", False),
         ("speculation", "EAGLE3", True),
         ("notes", "1k/1k, MTP off, no speculative decoding", False),
         ("notes", "MTP n=3", True),
@@ -359,6 +367,8 @@ def test_the_engine_inside_a_front_is_that_of_its_date(rows, tmp_path):
     [
         ("TRT-LLM", "v0.21", "2025-07", "tensorrt-llm-0.17"),
         ("trtllm-serve", "1.0", "2025-09", "tensorrt-llm-1.x"),
+        ("TensorRT LLM", "1.2", "2025-12", "tensorrt-llm-1.x"),
+        ("TensorRT-LLM (TRT engine)", "1.0", "2025-09", "tensorrt-llm-0.17"),
         ("Triton Inference Server (tensorrtllm_backend)", "24.07", "2024-07", "tensorrt-llm-0.14"),
         ("NVIDIA NIM (TensorRT-LLM)", "1.8", "2025-03", "tensorrt-llm-0.17"),
         ("vLLM", "nightly (2025-09-15)", "2025-09", "vllm-v1"),
@@ -406,16 +416,74 @@ def test_a_service_that_contradicts_its_own_parameters_is_skipped(rows, tmp_path
         _changed(rows, tmp_path, params_billion="700B")
 
 
-def test_flags_of_a_launch_line_are_limits_of_the_engine(rows, tmp_path):
-    flags = "--max-num-seqs 48 --max-num-batched-tokens=4096 --no-enable-prefix-caching"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--max-num-seqs 48 --max-num-batched-tokens=4096 --no-enable-prefix-caching",
+        "max_num_seqs=48, max_num_batched_tokens: 4096, disable_radix_cache=True",
+    ],
+)
+def test_flags_of_a_launch_line_are_limits_of_the_engine(flags, rows, tmp_path):
     unsaid = {"max_num_seqs": "", "max_num_batched_tokens": ""}
     engine = _changed(rows, tmp_path, **unsaid, server_flags=flags).engine
     assert (engine.max_sequences, engine.max_tokens, engine.prefix_cache) == (48, 4096, False)
 
 
 @pytest.mark.parametrize(
+    ("words", "eager"),
+    [
+        ("--enforce-eager", True),
+        ("CUDA graphs disabled", True),
+        ("--disable-cuda-graph", True),
+        ("enforce_eager=False", False),
+        ("cuda graphs on", False),
+    ],
+)
+def test_a_server_without_graphs_launches_every_kernel(words, eager, rows, tmp_path):
+    """Without graphs no iteration is shorter than its host, so that few users wait longer for each token."""
+    change = {"engine": "SGLang", "engine_version": "0.4", "concurrency": "4", "num_requests": "8"}
+    plain, plan = (_changed(rows, tmp_path, **change, server_flags=each) for each in ("", words))
+    assert (plan.engine.graph_sizes == ()) is eager
+    assert (measurable(plan)["tpot"] > 1.2 * measurable(plain)["tpot"]) is eager
+
+
+def test_graphs_of_an_unsaid_size_are_padded_to(rows, tmp_path):
+    """One user more than a size of a graph does not double a token's time where nobody says that batches are not padded."""
+    change = {"engine": "TensorRT-LLM", "engine_version": "1.0", "length_distribution": "fixed"}
+    change |= {"settings_source": "", "server_flags": "", "num_requests": ""}
+    few, more = (
+        measurable(_changed(rows, tmp_path, **change, concurrency=users))["tpot"]
+        for users in ("32", "33")
+    )
+    assert more < 1.1 * few
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"), [("8", 8), ("DP8", 8), ("DP-attention 8", 8), ("true", 8), ("no", 1)]
+)
+def test_ranks_with_requests_of_their_own_have_other_words(words, ranks):
+    cells = Cells({"tp": "8", "attention_dp": words, "accel_per_instance": "8"})
+    assert layout_of(cells, []).attention_dp == ranks
+
+
+def test_a_hybrid_of_published_sizes_is_served_as_published(rows, tmp_path):
+    """What no column says of layers without attention is the published model's."""
+    sizes = {"layers": "48", "hidden": "2048", "heads": "16", "kv_heads": "2", "vocab": "151936"}
+    sizes |= {"moe_experts": "512", "moe_topk": "10", "moe_ffn_hidden": "512", "head_dim": "256"}
+    row = {**sizes, "attention": "gqa", "params_billion": "80", "model": "Next"}
+    model = _changed(rows, tmp_path, **row).model
+    assert model.layer_pattern == "SSSA"
+
+
+@pytest.mark.parametrize(
     ("words", "arrival"),
-    [("static", "all-at-once"), ("Offline throughput", "all-at-once"), ("closed_loop", "closed")],
+    [
+        ("static", "all-at-once"),
+        ("Offline throughput", "all-at-once"),
+        ("request rate: inf", "all-at-once"),
+        ("closed_loop", "closed"),
+        ("constant concurrency", "closed"),
+    ],
 )
 def test_regimes_have_other_names(words, arrival, rows, tmp_path):
     change = {"regime": words, "batch_per_instance": "8", "concurrency": "8"}
