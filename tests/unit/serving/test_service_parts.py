@@ -14,6 +14,7 @@ from mpsim.serving.engines import engine, engine_names
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
 from mpsim.serving.transfers import CacheNetwork
+from mpsim.shipped import read_shipped
 
 
 def _service(**more):
@@ -129,3 +130,11 @@ def test_names_of_the_catalog_and_slips_are_no_versions(name: str) -> None:
 def test_a_servers_own_name_is_its_newest_engine(server: str, preset: str) -> None:
     """So that `mpsim show engine vllm` shows what `engine: vllm` means, where it asked: did you mean 'vllm'?"""
     assert engine(server).name == preset
+
+
+def test_a_runtime_without_graphs_keeps_back_a_context_and_a_communicator() -> None:
+    """As a rank of a training does beside its tensors: an engine whose graphs are captured keeps back more."""
+    constants = read_shipped("mpsim.training.data", "memory.yaml")["constants"]
+    beside = sum(float(constants[name]["value"]) for name in ("context", "communicator"))
+    assert engine("tensorrt-llm-0.17").reserve == pytest.approx(beside, rel=0.02)
+    assert engine("tensorrt-llm-1.x").reserve > 2.0 * beside
