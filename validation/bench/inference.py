@@ -159,9 +159,10 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         _SPECULATES, affirmed(f"{cells.text('engine')} | {cells.text('notes')}")
     ):
         raise CalibrationError("speculation without its acceptance is not predicted")
-    if layout := _first("layouts", cells):
-        cells = Cells({**cells.values, "ep": cells.text(layout["ep"])})
-        assumed.append(Assumed("ep", cells.text("ep"), layout["why"]))
+    if entry := _first("stated", cells):
+        found = {key: cells.values.get(text) or text for key, text in entry["columns"].items()}
+        assumed += [Assumed(key, value, entry["why"]) for key, value in found.items()]
+        cells = Cells({**cells.values, **found})
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
     weights = _weights(cells, assumed)

@@ -166,6 +166,18 @@ def test_budgets_of_a_generated_launch_spread_equal_outputs(rows, tmp_path):
     assert elsewhere.predicted > 3.0 * theirs.predicted
 
 
+def test_an_analysis_of_a_gap_shows_the_runs_that_it_is_about(rows, tmp_path):
+    """Its rows are InferenceX's to the digit, and are served as those are: its client draws lengths, and its server has no front end before it."""
+    (row,) = (row for row in rows if row["id"] == "aicsil-3782")
+    theirs, other = (
+        plan_of(row)[0]
+        for row in opened(_written([row, {**row, "source_place": "", "id": "other"}], tmp_path))[1]
+    )
+    assert theirs.workload.prompt.kind == "uniform"
+    assert other.workload.prompt.kind == "fixed"
+    assert theirs.engine.first_token_time > other.engine.first_token_time
+
+
 def test_generated_graphs_reach_as_far_as_their_largest_batch(rows, tmp_path):
     """A server whose graphs go up to half of its users launches layer after layer."""
     (row,) = (row for row in rows if row["id"] == "aicsil-0898")
