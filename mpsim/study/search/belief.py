@@ -1,42 +1,28 @@
 """Belief: how fast each layout will be and whether it fits, before anything ran and after each run.
 
-ln(measured / predicted) of the time of layout i is the sum of errors that layouts share: a level
-that all have, a slope for each doubling of tp, of pp and of the microbatches (the host's share), an
-error of each other choice, and what remains. All are normal; the level's spread is that of the
-setting's residuals, the others are half-widths h of differences over 1.2816 sqrt 2
-(`mpsim.result.residuals.Residuals.pairs`). Of memory there is a level and a remainder. A measured
-run conditions the draws of both (Matheron's rule); one that ran out of memory, or ran, weights them
-by how likely that was. Shapes: D draws, L layouts, O observed.
-
-References
-----------
-J. Wilson et al., "Pathwise Conditioning of Gaussian Processes", JMLR 22, 2021, equation 8.
+ln(measured / predicted) of the time and of the peak of memory of each layout is a sum of errors
+that layouts share (`mpsim.measured.posterior`), whose level is as unsure as residuals of published
+runs make the setting. A measured run conditions the draws of all; one that ran out of memory, or
+ran, weights them by how likely that was. Shapes: D draws, L layouts.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpsim import structs
 from mpsim.arrays import Flags, Floats
-from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
+from mpsim.measured.posterior import Errors, Posterior, errors_of, spreads
+from mpsim.result.residuals import Interval, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
 
-SLOPES: Mapping[str, tuple[str, float]] = {
-    "tensor parallel": ("tp", 1.0),
-    "pipeline": ("pp", 1.0),
-    "host": ("micro batch", -1.0),
-}
-"""Errors that grow with each doubling of a choice: its kind, and the sign of its logarithm."""
+_SLOPES = {"tp": "tensor parallel", "pp": "pipeline", "micro batch": "micro batch"}
 _DRAWS = 4000
-_HALF = HALF_WIDTH * math.sqrt(2.0)  # of a difference, over the sigma of one
-# share of the spread of memory that a layout has to itself, as those of one stack err alike
-_OWN = 0.3
 _FIRST, _NEXT = 2.0, 1.25  # times the shortest step that a launch which dies counts as
 _FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what was measured
 
@@ -58,20 +44,12 @@ class Learnt(NamedTuple):
     before: float  # its spread before anything ran
 
 
-class _Errors(NamedTuple):
-    """Errors that layouts share."""
-
-    names: list[str]
-    sigma: Floats  # [F], spread of each
-    rows: Floats  # [F, L], what each is multiplied by in each layout
-
-
 class _Draws(NamedTuple):
     """Draws of what layouts will do, after what ran."""
 
-    errors: Floats  # [D, F]
     times: Floats  # times, memory: [D, L], logarithms, of memory over its prediction
     memory: Floats
+    errors: Floats  # [D, F], of memory
     weights: Floats  # [D], summing to 1
 
 
@@ -90,72 +68,56 @@ class Belief:
         return structs.replace(self, ran=(*self.ran, *ran))
 
     @functools.cached_property
-    def _errors(self) -> _Errors:
-        """Level, slopes and errors of single choices."""
-        known = residuals_of(self.settings[0])
-        chosen = [chosen_of(setting) for setting in self.settings]
-        widest = max(known.pairs.values(), default=0.1)
-        names, sigma = ["level"], [known.interval(1.0, self.settings[0]).sigma]
-        rows = [np.ones(len(chosen))]
-        for name, (kind, sign) in SLOPES.items():
-            names.append(name)
-            sigma.append(known.pairs.get(kind, widest) / _HALF)
-            rows.append(
-                np.array([sign * math.log2(_count(each.get(kind, "1"))) for each in chosen])
-            )
-        ordered = {kind for kind, _ in SLOPES.values()} | {"dp"}
-        for kind in sorted({kind for each in chosen for kind in each} - ordered):
-            values = [each.get(kind) for each in chosen]
-            for value in list(dict.fromkeys(values))[1:]:
-                names.append(f"{kind} {value}")
-                sigma.append(known.pairs.get(kind, widest) / _HALF * math.sqrt(2.0))
-                rows.append(np.array([float(other == value) for other in values]))
-        return _Errors(names, np.array(sigma), np.array(rows))
+    def _errors(self) -> tuple[Errors, Errors]:
+        """Errors of times, and of memory."""
+        step = residuals_of(self.settings[0]).interval(1.0, self.settings[0]).sigma
+        return _with_level("step", self.settings, step), _with_level(
+            "memory", self.settings, self._memory.sigma
+        )
+
+    @functools.cached_property
+    def _memory(self) -> Interval:
+        """Interval of the peak over its prediction."""
+        return residuals("memory").interval(1.0, self.settings[0])
+
+    @functools.cached_property
+    def _middle(self) -> float:
+        """Median of ln(published peak / prediction)."""
+        return math.log(self._memory.limit(0.5))
+
+    @functools.cached_property
+    def _posteriors(self) -> tuple[Posterior, Posterior]:
+        """Errors of times and of memory, given what ran."""
+        step, memory = self._errors
+        timed = [each for each in self.ran if each.seconds]
+        told = [each for each in self.ran if each.memory]
+        slower = [math.log((each.seconds or 1.0) / self.seconds[each.place]) for each in timed]
+        fuller = [math.log((each.memory or 1.0) / self.memory[each.place]) for each in told]
+        return (
+            Posterior.of(step.less([each.place for each in timed]), np.array(slower)),
+            Posterior.of(
+                memory.less([each.place for each in told]), np.array(fuller) - self._middle
+            ),
+        )
 
     @functools.cached_property
     def _drawn(self) -> _Draws:
         """Draws of times and memory, conditioned on what ran."""
-        _, sigma, rows = self._errors
-        draw, own = np.random.default_rng(0), self._noise
-        many = len(self.settings)
-        drawn = draw.normal(0.0, 1.0, (_DRAWS, len(sigma))) * sigma
-        rest = draw.normal(0.0, own, (_DRAWS, many))
-        timed = [each for each in self.ran if each.seconds]
-        if timed:
-            places = np.array([each.place for each in timed])
-            seen = np.log([each.seconds or 1.0 for each in timed]) - np.log(self.seconds[places])
-            spread = (rows * sigma[:, None] ** 2).T @ rows[:, places]
-            spread[places, np.arange(len(places))] += own**2
-            gap = seen - (drawn @ rows[:, places] + rest[:, places])
-            # np.linalg.pinv: two runs of one layout make the same row
-            gain = np.linalg.pinv(spread[places]) @ gap.T
-            drawn = drawn + (rows[:, places] * sigma[:, None] ** 2 @ gain).T
-            rest[:, places] += (own**2 * gain).T
-        held, weights = self._held(draw)
-        return _Draws(drawn, np.log(self.seconds) + drawn @ rows + rest, held, weights)
-
-    def _held(self, draw: np.random.Generator) -> tuple[Floats, Floats]:
-        """ln of memory over its prediction, and the likelihood of who ran and who ran out."""
-        memory = residuals("memory").interval(1.0, self.settings[0])
-        middle, sigma = math.log(memory.limit(0.5)), memory.sigma
-        own, told = _OWN * sigma, [each for each in self.ran if each.memory]
-        level = draw.normal(middle, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
+        random, many = np.random.default_rng(0), len(self.settings)
+        (step, memory), (times, peaks) = self._errors, self._posteriors
+        drawn, noise = times.draw(_DRAWS, random)
+        slower = drawn @ step.rows + noise[:, None] * random.standard_normal((_DRAWS, many))
+        errors, noise = peaks.draw(_DRAWS, random)
+        level = self._middle + errors @ memory.rows
         weights = np.zeros(_DRAWS)
         for each in self.ran:
-            margin = -math.log(self.filled[each.place]) - level
-            if each in told:
-                off = math.log((each.memory or 1.0) / self.memory[each.place]) - level
-                weights -= (off / own) ** 2 / 2
-            else:
-                odds = _normal(margin / own)
+            if not each.memory:
+                margin = -math.log(self.filled[each.place]) - level[:, each.place]
+                odds = _normal(margin / noise)
                 weights += np.log(np.maximum(odds if each.seconds else 1 - odds, 1e-12))
-        held = level[:, None] + draw.normal(0.0, own, (_DRAWS, len(self.settings)))
         weights = np.exp(weights - weights.max())
-        return held, weights / weights.sum()
-
-    @property
-    def _noise(self) -> float:
-        return residuals_of(self.settings[0]).pairs.get("same", 0.05) / _HALF
+        held = level + noise[:, None] * random.standard_normal((_DRAWS, many))
+        return _Draws(np.log(self.seconds) + slower, held, errors, weights / weights.sum())
 
     @functools.cached_property
     def runs(self) -> Flags:
@@ -244,22 +206,30 @@ class Belief:
 
     def learnt(self) -> dict[str, Learnt]:
         """Factors on the time by name; ``memory`` is that on the memory."""
-        names, sigma, _ = self._errors
-        drawn = self._drawn.errors
-        found = {
-            name: Learnt(float(drawn[:, n].mean()), float(drawn[:, n].std()), float(sigma[n]))
-            for n, name in enumerate(names)
-            if name == "level" or name in SLOPES
-        }
-        level = self._drawn.memory.mean(axis=1)
-        mean = float(self.weights @ level)
-        spread = math.sqrt(float(self.weights @ (level - mean) ** 2))
-        return {**found, "memory": Learnt(mean, spread, float(level.std()))}
+        (step, memory), (times, _) = self._errors, self._posteriors
+        before = Posterior.of(step.less([]), np.array([]))
+        # what all layouts share is one level, whatever it is of
+        sums = {"level": (step.rows == 1.0).all(axis=1)}
+        sums |= {told: np.array(step.names) == name for name, told in _SLOPES.items()}
+        found = {}
+        for name, those in sums.items():
+            of = those[:, None].astype(float)
+            now, then = (float(each.spread(of)[0]) for each in (times, before))
+            found[name] = Learnt(float((times.mean @ of)[0]), now, then)
+        drawn, place = self._drawn, memory.names.index("level")
+        level = drawn.errors[:, place]
+        mean = float(drawn.weights @ level)
+        spread = math.sqrt(float(drawn.weights @ (level - mean) ** 2))
+        return {**found, "memory": Learnt(self._middle + mean, spread, float(level.std()))}
 
 
-def _count(text: str) -> float:
-    """A degree, or the number that begins ``2 a microbatch``."""
-    return max(1.0, float(text.split(" ", maxsplit=1)[0] or 1))
+def _with_level(figure: str, settings: Sequence[Setting], sigma: float) -> Errors:
+    """Errors of layouts whose level has the spread that others leave of `sigma`."""
+    known, first = spreads(figure), errors_of(settings[:1], figure)
+    before, level = Posterior.of(first.less([]), np.array([])), np.eye(len(first.names))[:, :1]
+    missing = sigma**2 - float(before.spread(first.rows)[0]) ** 2 - first.noise**2
+    more = 1.0 + max(missing, 0.0) / float(before.spread(level)[0]) ** 2
+    return errors_of(settings, figure, {**known, "level": known["level"] * math.sqrt(more)})
 
 
 def _normal(sigmas: Floats) -> Floats:
