@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from mpsim.arrays import Floats
-from mpsim.cost.quantise import casting
+from mpsim.cost.quantise import FORMATS, casting
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import matrices, residency, weight_sizes, weights_of
 
@@ -31,6 +31,9 @@ def model_states(plan: Plan) -> dict[str, Floats]:
     """
     sizes, held = plan.layout.framework.optimizer, residency(plan)
     gradients = held.gradients
+    # of a reference model, which with adapters is the model itself
+    copied = plan.reference * (not plan.layout.tuning.rank)
+    copied *= plan.layout.framework.lowering.activation_bytes
     if plan.layout.framework.memory.steps_in_backward:
         # of one weight the gradient is applied while that of the next is computed
         gradients = np.minimum(gradients, sum(sorted(weight_sizes(plan, plan.expansions))[-2:]))
@@ -38,16 +41,10 @@ def model_states(plan: Plan) -> dict[str, Floats]:
         "parameters": held.parameters * plan.layout.frozen_bytes(sizes.parameter_bytes)
         + held.adapters * sizes.parameter_bytes
         + _narrow_weights(plan)
-        + _reference(plan, held.parameters),
+        + held.parameters * copied,
         "gradients": gradients * sizes.gradient_bytes,
         "optimizer": held.optimizer * (sizes.optimizer_bytes + _other_states(plan, held.owned)),
     }
-
-
-def _reference(plan: Plan, parameters: Floats) -> Floats:
-    """Weights of a reference model [B], float64[P]; with adapters it is the model itself."""
-    copied = plan.reference and not plan.layout.tuning.rank
-    return parameters * copied * plan.layout.framework.lowering.activation_bytes
 
 
 def _other_states(plan: Plan, owned: Floats) -> Floats:
@@ -64,10 +61,19 @@ def _other_states(plan: Plan, owned: Floats) -> Floats:
 def step_scratch(plan: Plan) -> Floats:
     """On the device only in the optimizer's step or right before, without activations, float64[P]
     [B]: lists, or a bucket of gradients cast to the format in which they travel.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine v2.2 to HEAD, pytorch/tensor/utils.py cast_master_weights_to_fp8: of
+    weights that are kept narrow, all masters are in 16 bits before the first is cast on.
     """
-    sizes, held = plan.layout.framework.optimizer, residency(plan)
+    software, held = plan.layout.framework, residency(plan)
+    sizes, alone = software.optimizer, software.data.gathered_bytes == 1 and not plan.gathers_units
     cast = _buckets(plan, int(plan.reduced_bytes != sizes.gradient_bytes))
-    lists = np.maximum(sizes.step_scratch * held.optimizer, cast)
+    each = np.full_like(held.owned, sizes.step_scratch)
+    if alone and software.memory.keeps_narrow and plan.layout.precision in FORMATS:
+        each += software.lowering.activation_bytes * matrices(plan) / held.owned
+    lists = np.maximum(each * held.optimizer, cast)
     if not sizes.tensor_scratch:
         return lists
     largest = max(weight_sizes(plan, plan.expansions)) * held.share / held.owned

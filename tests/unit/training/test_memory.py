@@ -24,6 +24,7 @@ from mpsim.training.memory.states import buffers, step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
 from mpsim.training.recompute import Recompute
+from mpsim.training.replicas.residency import matrices
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Experts, model
 from tests.plans import small_plan
@@ -158,6 +159,27 @@ def test_an_optimizer_casts_gradients_of_16_bits_for_its_step(preset: str, each:
     plan = small_plan(tp=1, pp=1, dp=4, zero=1, preset=preset)
     owned = float(plan.layout.rank_parameters[0]) / 4
     assert step_scratch(plan)[0] == pytest.approx(each * owned)
+
+
+def test_masters_of_narrow_weights_are_cast_to_16_bits_together() -> None:
+    """2 B of each parameter of layers that a rank owns, beside fp32 copies of gradients, where weights are 8 bits themselves; none in bf16."""
+    extra = {}
+    for precision in ("fp8", "bf16"):
+        wide, narrow = (
+            small_plan(
+                tp=1,
+                pp=1,
+                dp=4,
+                zero=1,
+                preset="megatron-bridge",
+                precision=precision,
+                cluster="dgx-h100",
+                overrides={"gathered_bytes": size},
+            )
+            for size in (0, 1)
+        )
+        extra[precision] = float((step_scratch(narrow) - step_scratch(wide))[0])
+    assert extra == {"fp8": pytest.approx(2 * matrices(narrow)[0] / 4), "bf16": 0.0}
 
 
 def test_scores_of_a_long_sequence_are_larger_than_its_logits() -> None:
