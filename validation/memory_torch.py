@@ -359,7 +359,8 @@ def _divide(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def _shard(model: Llama, mesh: DeviceMesh, case: Case) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    narrow = None if case.autocast else torch.bfloat16
+    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
     shard = functools.partial(fully_shard, mesh=mesh, mp_policy=policy)
     for layer in model.layers:
         shard(layer)
@@ -390,8 +391,8 @@ def _optimizer(case: Case, parameters: Iterator[nn.Parameter]) -> torch.optim.Op
 def allocations(case: Case) -> Allocations:
     """Steps, of which the most of the last is its peak: the first makes the optimizer's state."""
     world, sizes = World.of(case), MODELS[case.model]
-    alone = world.dp is None
-    with torch_default(torch.bfloat16 if alone else torch.float32), torch.device("meta"):
+    narrow = world.dp is None and not case.autocast
+    with torch_default(torch.bfloat16 if narrow else torch.float32), torch.device("meta"):
         model = Llama(case)
     if case.tp > 1:
         _divide(model, world.tp)
@@ -408,7 +409,10 @@ def allocations(case: Case) -> Allocations:
             for _ in range(STEPS):
                 counted.peak = counted.now
                 for _ in range(case.microbatches):
-                    loss_of(model(ids), ids).backward()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+                        loss = loss_of(model(ids), ids)
+                    loss.backward()
+                    del loss
                 optimizer.step()
                 optimizer.zero_grad()
     if distributed.is_initialized():

@@ -89,11 +89,8 @@ def expand_head(
     steps = [*once]
     for _ in range(model.mtp_layers):
         steps += [*_joined(part), *once]
-    return Expansion.of(
-        steps,
-        input_bytes=float(lowering.activation_bytes * tokens.count * model.hidden),
-        input_split=Split.SEQUENCE,
-    )
+    inputs = part.size(model.hidden, stream=True)
+    return Expansion.of(steps, input_bytes=inputs, input_split=Split.SEQUENCE)
 
 
 def _joined(part: Part) -> Iterator[Step]:

@@ -70,6 +70,9 @@ class Lowering:
     wide_norms: Flag = False
     """Whether an RMS norm is a chain of float32 kernels that keeps its input and result in float32,
     or one kernel that keeps its input as it came."""
+    autocast: Flag = False
+    """Whether torch's autocast runs the model: layers keep their input in float32, 16-bit copies of
+    all weights stay until the loss is there."""
     activation_bytes: ElementSize = 2
     """Bytes of an activation element (2 for bf16/fp16, 4 for fp32)."""
     weight_grad_bytes: ElementBytes = 4
@@ -110,14 +113,11 @@ class Tokens:
     @classmethod
     def of(cls, sequences: int, sequence_length: int, context: int) -> Tokens:
         """Divide sequences among `context` ranks; WorkloadError if they do not divide."""
+        given = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
         mistakes = [
             f"{name} is {value!r}; it must be a whole number of at least 1"
-            for name, value in (
-                ("sequences", sequences),
-                ("sequence_length", sequence_length),
-                ("context", context),
-            )
-            if not _positive(value)
+            for name, value in given.items()
+            if type(value) is not int or value < 1
         ]
         if not mistakes and sequence_length % context:
             mistakes.append(
@@ -204,7 +204,3 @@ class Expansion:
             for operator in self.forward
             if not (selective and operator.in_attention_core)
         )
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int) and value > 0

@@ -277,7 +277,8 @@ def expand_layer(
     else:
         part = Part(model, lowering, tokens, document)
         steps = (_parallel_block if model.parallel_block else serial_block)(part, layer)
-    return Expansion.of(steps, input_bytes=part.size(model.hidden), input_split=Split.SEQUENCE)
+    inputs = part.size(model.hidden, stream=True)
+    return Expansion.of(steps, input_bytes=inputs, input_split=Split.SEQUENCE)
 
 
 def serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:

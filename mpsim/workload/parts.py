@@ -29,9 +29,12 @@ class Part:
         count = max(round(self.tokens.count / self.document), 1)
         return Tokens(count, self.document, self.document)
 
-    def size(self, features: int) -> float:
-        """Bytes of a tensor of so many features a token, as activations are kept [B]."""
-        return float(self.lowering.activation_bytes * self.tokens.count * features)
+    def size(self, features: int, *, stream: bool = False) -> float:
+        """Bytes of a tensor of so many features a token: kept, or of the residual `stream` [B]."""
+        # autocast leaves residuals as the embedding is
+        wide = stream and self.lowering.autocast
+        element = STATISTIC_BYTES if wide else self.lowering.activation_bytes
+        return float(element * self.tokens.count * features)
 
     def norm(
         self,
@@ -50,10 +53,13 @@ class Part:
         that weight gradient. A chain of kernels keeps tensors of its own in any case.
         """
         width = features or self.model.hidden
-        kept = self.size(width) if keeps else 0.0
         wide = self.lowering.wide_norms and self.model.norm == "rmsnorm"
-        if wide:
-            kept = self.size(width) + float(STATISTIC_BYTES * self.tokens.count * width)
+        kept = self.size(width, stream=True) if keeps or wide else 0.0
+        kept += float(wide * STATISTIC_BYTES * self.tokens.count * width)
+        # autocast casts what comes out for each product that reads it
+        apart = self.lowering.autocast and self.lowering.separate_projections
+        readers = {Module.ATTENTION: 3, Module.MLP: 1 + self.model.gated_mlp}
+        fed = self.size(width) * (readers.get(module, 1) if apart else 1)
         return streaming(
             "wide_norm" if wide else "norm",
             split,
@@ -63,7 +69,7 @@ class Part:
             module=module,
             name=name,
             saved=kept,
-            saved_for_weight=self.size(width) if feeds else 0.0,
+            saved_for_weight=fed if feeds else 0.0,
         )
 
     def stream(

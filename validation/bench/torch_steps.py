@@ -26,6 +26,8 @@ class Case:
         ``adamw`` (fused), ``foreach`` (AdamW by lists) or ``sgd`` with momentum (fused).
     root : bool
         Whether embedding, final norm and head are left to FSDP's root, or embedding is a unit and norm and head another.
+    autocast : bool
+        Whether torch's autocast narrows products, or FSDP's policy of mixed precision all parameters.
     """
 
     model: str
@@ -35,6 +37,7 @@ class Case:
     optimizer: str
     microbatches: int = 1
     root: bool = True
+    autocast: bool = False
 
     @property
     def wide(self) -> bool:
@@ -45,6 +48,7 @@ class Case:
     def name(self) -> str:
         """What it is, in a word."""
         units = "" if self.root or self.fsdp == 1 else "-units"
+        units += "-autocast" * self.autocast
         return (
             f"{self.model}-fsdp{self.fsdp}-tp{self.tp}-{self.recompute}-{self.optimizer}"
             f"-mb{self.microbatches}{units}"
@@ -95,6 +99,12 @@ def cases() -> list[Case]:
             for f, t in LAYOUTS
             for r in ("none", "full")
         ),
+        *(
+            Case(model=m, fsdp=f, tp=1, recompute=r, optimizer="foreach", autocast=True)
+            for m in PARTS
+            for f in (1, 8, 64)
+            for r in ("none", "full")
+        ),
     ]  # fmt: skip
 
 
@@ -104,11 +114,16 @@ def scenario_of(case: Case) -> dict[str, object]:
     batch, sequence = sizes.pop("micro_batch"), sizes.pop("sequence")
     moments = 2 if case.optimizer != "sgd" else 1
     alone = case.fsdp * case.tp == 1
-    element = 2 if alone else 4
+    narrow = alone and not case.autocast
+    element = 2 if narrow else 4
     states = {
         "optimizer_bytes": element * moments,
         "step_scratch": element if case.optimizer == "foreach" else 0,
-        **({"parameter_bytes": 2, "gradient_bytes": 2} if alone else {"root_unit": case.root}),
+        **(
+            {"parameter_bytes": element, "gradient_bytes": element}
+            if alone
+            else {"root_unit": case.root}
+        ),
     }
     return {
         "schema": 1,
@@ -137,6 +152,7 @@ def scenario_of(case: Case) -> dict[str, object]:
             "loss_kept_bytes": 4,  # the loop does not hold logits, so their log-softmax alone
             "loss_peak_bytes": 12,
             "keeps_gathered": case.tp > 1,  # autograd keeps what DTensor has gathered
+            **({"autocast": True, "gathered_bytes": 4, "weight_grad_bytes": 4} if case.autocast else {}),
             **states,
         },
     }  # fmt: skip

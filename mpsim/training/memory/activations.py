@@ -72,32 +72,17 @@ _ADDS = [name in "for_input for_weight logits collected on_host".split() for nam
 
 @structs.dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Activations of one rank over its order of actions, and the optimizer's step behind them.
+    """Activations of one rank over its order of actions, and the optimizer's step behind them."""
 
-    Parameters
-    ----------
-    before, after : float64[N]
-        Kept when each action starts and when it has ended, logits included [B].
-    most : float64[N]
-        Alive at the fullest moment of each action [B].
-    logits : float64[N]
-        Part of `most` that is logits, and the loss's own tensors [B].
-    collected, passing : float64[N]
-        Part of `most` that is this microbatch's gradients, and gathered or reduced units [B].
-    elsewhere : float64[N]
-        The most that another moment of the rank needs at once: much of it fits no hole [B].
-    stays : float64[N]
-        The same without what has segments of its own, which are free when others are short [B].
-    """
-
+    # float64[N], as all of these: kept, logits included, when each action starts and has ended [B]
     before: Floats
     after: Floats
-    most: Floats
-    logits: Floats
-    collected: Floats
-    passing: Floats
-    elsewhere: Floats
-    stays: Floats
+    most: Floats  # alive at the fullest moment of each action [B]
+    logits: Floats  # part of `most` that is logits, and the loss's own tensors [B]
+    collected: Floats  # part of `most` that is this microbatch's gradients [B]
+    passing: Floats  # part of `most` that is gathered or reduced units [B]
+    elsewhere: Floats  # most that another moment needs at once: much of it fits no hole [B]
+    stays: Floats  # the same without what has segments of its own, free when others are short [B]
 
     @property
     def fullest(self) -> int:

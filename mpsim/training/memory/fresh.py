@@ -162,8 +162,17 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     root = units and layout.framework.data.root_unit
     total = float(model_states(plan)["gradients"][0]) if alone else 0.0
     share = total / max(sum(parts.values()), 1.0)
+    # casts of products' weights stay until autocast ends, behind the loss, whose backward needs as
+    # much as its forward and logits; autograd keeps those of layers between their passes
+    element = layout.framework.lowering.activation_bytes * layout.framework.lowering.autocast
+    casts = element * (float(layout.rank_parameters[0]) - table)
+    again = plan.recompute.granularity != "none"
+    logits = element * again * plan.micro_batch * plan.sequence_length * layout.model.vocab
     gradients = Fresh(
         total=total,
+        at_head=max(casts - logits, 0.0),
+        gathered=element * max(each) if again else casts - element * head,
+        passing=element * max(each),
         late=share * (each[0] + table + (head if root else 0.0)),
         head=share * head,
         layer=share * each[-1],
@@ -181,7 +190,7 @@ def _with_weights(plan: Plan, gradients: Fresh) -> Fresh:
     reduced = _trained(plan) * plan.reduced_bytes if plan.reduces_every_microbatch else 0.0
     layer, head = largest_weight(plan), max(weight_sizes(plan, ["head"]))
     in_layers = (element * plan.units_in_flight + 2 * reduced) * layer
-    at_head = (element + reduced) * head
+    at_head = gradients.at_head + (element + reduced) * head
     return structs.replace(gradients, gathered=in_layers, passing=in_layers, at_head=at_head)
 
 
@@ -211,8 +220,8 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
         gradients,
         head=gradient * head if root else gradients.head,
         waiting=max(whole, gradient * root + copied * unit if root else 0.0),
-        gathered=gathered + (0.0 if root else copied * head),
-        passing=gathered + copied * unit,
+        gathered=gradients.gathered + gathered + (0.0 if root else copied * head),
+        passing=gradients.passing + gathered + copied * unit,
         root=element * (float(plan.layout.rank_parameters[0]) if stays else root),
     )
 

@@ -19,7 +19,7 @@ from mpsim.training.memory.account import (
     outside_allocator,
 )
 from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
-from mpsim.training.memory.fresh import blocks_as_one
+from mpsim.training.memory.fresh import blocks_as_one, fresh_gradients
 from mpsim.training.memory.states import buffers, step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
@@ -180,6 +180,27 @@ def test_masters_of_narrow_weights_are_cast_to_16_bits_together() -> None:
         )
         extra[precision] = float((step_scratch(narrow) - step_scratch(wide))[0])
     assert extra == {"fp8": pytest.approx(2 * matrices(narrow)[0] / 4), "bf16": 0.0}
+
+
+def test_autocast_leaves_a_wide_stream_and_casts_until_the_loss() -> None:
+    """Under full recomputation layers keep fp32 inputs, 2 B an element more; the head's moment has 16-bit copies of all weights but the table's beside, less 16-bit logits, which its forward has instead."""
+    parts = {"parallelism": {"dp": 8, "zero": 3}, "cluster": {"preset": "dgx-h100", "nodes": 1}}
+    training = {**TIGHT["training"], "recompute": "full"}
+    wide, narrow = (
+        make_plan(
+            Scenario.from_mapping(
+                {**TIGHT, **parts, "training": training}
+                | {"framework": {"preset": "torch-fsdp2", "autocast": casts}}
+            )
+        )
+        for casts in (True, False)
+    )
+    elements = 2 * 4096 * 4096
+    inputs = [kept_by_part(plan)["layers.7"].for_weight for plan in (wide, narrow)]
+    assert inputs == [4 * elements, 2 * elements]
+    casts = 2 * (float(wide.layout.rank_parameters[0]) - 32000 * 4096 - 2 * 4096 * 32000)
+    more = fresh_gradients(wide).at_head - fresh_gradients(narrow).at_head
+    assert more == pytest.approx(casts, rel=1e-3)
 
 
 def test_scores_of_a_long_sequence_are_larger_than_its_logits() -> None:
