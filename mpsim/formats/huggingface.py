@@ -68,6 +68,7 @@ def _read_config(head: Head, options: Options) -> Imported:
         tool=f"Hugging Face transformers, {reader.kind}",
         version=f"spelling of version {spelling}",
         moves=lambda key: key.partition(".")[0] != told and moves(key.removeprefix(reader.head)),
+        idle=" ".join(reader.head + word for word in reader.idle),
     )
 
 
@@ -97,6 +98,7 @@ class _Reader:
     data: Mapping[str, Any]
     entry: Mapping[str, Any] = structs.field(default_factory=dict)  # rules of its class
     sizes: dict[str, int] = structs.field(default_factory=dict)
+    idle: Sequence[str] = ()  # patterns of keys that move nothing, of a type in no table
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -112,7 +114,10 @@ class _Reader:
         entry = known[entry["like"]] if "like" in entry else entry
         if not is_known:
             self._check_complete()
+            self.idle = _rules()["idle"].split()
             entry = {**entry, "defaults": {"tied": entry["defaults"]["tied"]}}
+            for role in (role for role in _rules()["parts"] if self._key(role)):
+                entry |= _rules()["parts"][role]
         self.entry = entry
         self._model()
         try:
@@ -132,11 +137,9 @@ class _Reader:
                 self._not_simulated(rule["why"])
         section = self.data.get(self.head.rstrip("."), self.data) if self.head else self.data
         kinds = section.get("layer_types") or section.get("layers_block_type") or ()
-        odd = set(kinds).intersection(data["layer_types"]["refused"]) if _texts(kinds) else ()
-        if odd:
+        if odd := {*kinds} & {*data["layer_types"]["refused"]} if _texts(kinds) else ():
             self._not_simulated(f"has layers of {', '.join(sorted(odd))}")
-        recurrent = ", ".join(key for key in data["state_space_keys"] if section.get(key))
-        if recurrent:
+        if recurrent := ", ".join(key for key in data["state_space_keys"] if section.get(key)):
             self._not_simulated(f"has state-space or linear attention layers ({recurrent})")
 
     def _not_simulated(self, why: str) -> None:
@@ -148,8 +151,9 @@ class _Reader:
         missing = [role for role in _NEEDED if self._key(role) is None]
         known = _rules()["types"]
         if missing:
-            why = f"is unknown and the file has no {', '.join(missing)}; "
-            why += nearest(self.kind, known)
+            why = (
+                f"is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
+            )
             raise FormatError(f"{self.ledger.file}: model_type {shown(self.kind)} {why}")
         why = f"model_type {shown(self.kind)} is unknown to mpsim; {_rules()['generic']}"
         self.ledger.note("model", why)
@@ -248,8 +252,7 @@ class _Reader:
         parallel, keys = self.flag(rule)
         if self.kind == "falcon":
             new, alibi = (self.head + name for name in ("new_decoder_architecture", "alibi"))
-            parallel = parallel or bool(self.ledger.switch(new))
-            keys = (*keys, new)
+            parallel, keys = parallel or bool(self.ledger.switch(new)), (*keys, new)
             if alibi in self.ledger:
                 positions = "alibi" if self.ledger.switch(alibi) else "rotary"
                 self._put("model.positions", positions, [alibi])
@@ -411,7 +414,7 @@ class _Reader:
         layers, where = self.sizes["layers"], self._routed(values)
         source = [key for name in ("every", "dense_first") for key in keys[name]]
         source = [key for key in source if key in self.ledger]
-        source += self._there("moe_layers", "mlp_only_layers")
+        source += self._there("moe_layers", "mlp_only_layers", "mlp_layer_types")
         dense = where.index(True) if True in where else layers
         every = next((n for n in range(1, layers + 1) if where == _every(n, 0, layers)), 0)
         if every:
@@ -433,6 +436,8 @@ class _Reader:
         layers = self.sizes["layers"]
         listed, only = self.get("moe_layers"), self.get("mlp_only_layers")
         where = _every(values["every"] or 1, values["dense_first"] or 0, layers)
+        if _texts(kinds := self.get("mlp_layer_types")) and len(kinds) == layers:
+            where = [kind != "dense" for kind in kinds]
         if isinstance(listed, list) and listed:
             where = [layer in listed for layer in range(layers)]
         if isinstance(only, list):

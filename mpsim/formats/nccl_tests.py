@@ -57,7 +57,8 @@ def _read_text_report(head: Head, options: Options) -> Points:
     if max(map(len, lines), default=0) > _LONGEST_LINE:
         raise CalibrationError(say("formats.long_line", path=path, longest=_LONGEST_LINE))
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
-    head_line = next((line for line in lines if _is_header(line)), "")
+    columns = re.compile(r"\s*#(?=.*size)(?=.*count)(?=.*time)").match
+    head_line = next(filter(columns, lines), "")
     old = bool(head_line) and "root" not in head_line
     width = _HALF + (_SPREAD if "p99" in head_line or "cv%" in head_line else 0)
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
@@ -196,11 +197,6 @@ def _time(place: str, value: object) -> float:
     if not (math.isfinite(time) and time > 0):
         raise CalibrationError(f"{place}: time is {shown(value)}; needed a number above 0")
     return time
-
-
-def _is_header(line: str) -> bool:
-    """Whether a line names the columns."""
-    return line.lstrip().startswith("#") and "size" in line and "count" in line and "time" in line
 
 
 def _check_right(place: str, wrong: str, *, most: float = 0.0) -> None:

@@ -82,8 +82,7 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     reader.precision()
     reader.recompute()
     reader.framework()
-    version = f"spelling of {reader.era}"
-    return ledger.close(_NAME, tool=_NAME, version=version, idle=_rules()["idle"])
+    return ledger.close(_NAME, tool=_NAME, version=f"of {reader.era}", idle=_rules()["idle"])
 
 
 @structs.dataclass(slots=True)

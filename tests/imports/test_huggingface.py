@@ -53,6 +53,9 @@ def test_parameters_are_those_of_the_classes(kind, config):
         ("jamba", "mixes"),
         ("qwen3_next", "linear attention"),
         ("deepseek_v32", "indexer"),
+        ("deepseek_v4", "compressed keys"),
+        ("gemma4_text", "embeddings of each layer"),
+        ("longcat_flash", "two attentions"),
         ("bert", "encoder"),
         ("xlm_roberta", "encoder"),
         ("bart", "another kind than T5"),
@@ -92,6 +95,50 @@ def test_an_unknown_type_with_its_sizes_is_read_with_a_warning(config):
     read = config(model_type="new_thing", **SMALL)
     assert read.scenario["model"]["layers"] == 4
     assert "new_thing" in read.warnings[0]
+
+
+def test_experts_of_an_unknown_type_are_read(config):
+    """Of 256 experts a layer a dense model would be a hundredth."""
+    read = config(
+        model_type="minimax_m9", **SMALL, num_local_experts=8, num_experts_per_tok=2, rope_theta=1.0
+    )
+    moe = {"experts": 8, "top_k": 2, "ffn_hidden": 256, "every": 1}
+    assert read.scenario["model"]["moe"] == moe
+    assert [line for line in read.warnings if line.startswith("not simulated")] == []
+    listed = config(
+        model_type="other",
+        **SMALL,
+        n_routed_experts=8,
+        num_experts_per_token=2,
+        moe_intermediate_size=32,
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+    )
+    moe = {"experts": 8, "top_k": 2, "ffn_hidden": 32, "dense_layers": 1}
+    assert listed.scenario["model"]["moe"] == moe
+
+
+def test_latent_attention_of_an_unknown_type_is_read(config):
+    """Its cache is a fortieth of that of as many heads."""
+    ranks = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+    read = config(model_type="other", **SMALL, **ranks, v_head_dim=8)
+    assert read.scenario["model"]["mla"] == {**ranks, "v_head_dim": 8}
+
+
+def test_keys_of_an_unknown_type_that_nobody_judged_idle_are_told(config):
+    """A key of a new kind of layer is no reason to answer as if it were not there."""
+    read = config(model_type="other", **SMALL, num_kv_shared_layers=2, hidden_act="relu2")
+    told = "not simulated, though time or memory may depend on it: num_kv_shared_layers, hidden_act"
+    assert told in read.warnings
+
+
+def test_a_tower_beside_the_text_is_told(config):
+    """A vision encoder has parameters and time of its own."""
+    read = config(
+        model_type="qwen2_5_vl",
+        text_config=dict(SMALL, model_type="qwen2"),
+        vision_config={"hidden_size": 32},
+    )
+    assert any(line.endswith("vision_config.hidden_size") for line in read.warnings)
 
 
 def test_an_unknown_type_without_them_is_refused(config):
