@@ -415,8 +415,8 @@ class Asked:
     --on: Accelerator of a kernel, or system of a collective.
     --precision: Precision of a kernel; left out: bf16.
     --ranks: Ranks of a collective; left out: those of one node.
-    --attention: Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:
-        flash2.
+    --attention: Attention kernel: flash1, triton, flash2, flash3, cudnn, te, trtllm or unfused;
+        left out: flash2.
     --pass: Pass of a kernel: forward, backward, dgrad or wgrad.
     --kv-heads: Key-value heads of attention.
     --value-dim: Value dimension of attention.

@@ -123,9 +123,8 @@ class AttentionModel:
         return self._hot_seconds(work) if self._hot else self._burst_seconds(work)
 
     def _hot_seconds(self, work: AttentionWork) -> Floats:
-        share = self._use(self._rules, "forward_share")
         level = self._level * self._use(self._group, "chart_share")
-        part = self._total() * np.where(work.forward, share, 1.0 - share)
+        part = self._total() * self._share(work)
         return self._evaluate(work, self._group, part, level)
 
     def _burst_seconds(self, work: AttentionWork) -> Floats:
@@ -135,11 +134,16 @@ class AttentionModel:
             return self._evaluate(work, self._group, np.where(work.forward, 1.0, backward), 1.0)
         both = self._evaluate(work, self._group, np.full_like(work.keys, self._total()), 1.0)
         if self._forward_group is None:
-            share = self._use(self._rules, "forward_share")
-            return both * np.where(work.forward, share, 1.0 - share)
+            return both * self._share(work)
         alone = self._evaluate(work, self._forward_group, np.ones_like(work.keys), 1.0)
         least = self._use(self._rules, "backward_flops") * work.forward_flops() / self._peak
         return np.where(work.forward, alone, np.maximum(both - alone, least))
+
+    def _share(self, work: AttentionWork) -> Floats:
+        """Share of each pass in the time of both."""
+        group = self._group if "forward_share" in self._group else self._rules
+        share = self._use(group, "forward_share")
+        return np.where(work.forward, share, 1.0 - share)
 
     def _evaluate(
         self, work: AttentionWork, group: ConstantGroup, part: Floats, level: float

@@ -12,7 +12,7 @@ from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whol
 from mpsim.workload.expansion import ElementBytes, ElementSize
 
 AttentionKernel: TypeAlias = Literal[
-    "flash1", "flash2", "flash3", "cudnn", "cudnn-2025", "cudnn-fp8", "cudnn-mxfp8"
+    "flash1", "triton", "flash2", "flash3", "cudnn", "cudnn-2025", "cudnn-fp8", "cudnn-mxfp8"
 ]
 NarrowCasts: TypeAlias = Literal["separate", "norms", "elementwise", "twice"]
 ParameterBytes: TypeAlias = Annotated[float, Plain("B a parameter", {"ge": 0.0, "lt": 1e12})]
@@ -132,9 +132,9 @@ class KernelBehaviour:
     """Which kernels run."""
 
     attention_kernel: AttentionKernel
-    """Generation of the fused attention kernel (`flash1`, `flash2`, `flash3`, `cudnn`, `cudnn-2025`
-    before its releases of 2025-12, `cudnn-fp8` and `cudnn-mxfp8` where a recipe asks for narrow
-    attention, on Blackwell alone); unused when the lowering materialises the scores."""
+    """Generation of the fused attention kernel (`flash1`, `triton`, which is that in Triton,
+    `flash2`, `flash3`, `cudnn`, `cudnn-2025` before its releases of 2025-12, `cudnn-fp8` and
+    `cudnn-mxfp8` for narrow attention on Blackwell); unused where scores are materialised."""
     memory_kernel_factor: Factor
     """Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels
     that are not fused, below 1 for compiled ones."""

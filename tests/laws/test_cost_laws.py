@@ -102,7 +102,7 @@ def test_a_larger_product_is_never_faster(
 
 @given(
     chip=st.sampled_from(CHIPS),
-    kernel=st.sampled_from(("flash1", "flash2", "flash3", "cudnn")),
+    kernel=st.sampled_from(("flash1", "triton", "flash2", "flash3", "cudnn")),
     sequence=st.integers(1, 200_000),
     more=st.integers(1, 1000),
     head_dim=st.integers(16, 512),

@@ -197,15 +197,39 @@ def test_forward_and_backward_attention_share_their_time_one_to_three() -> None:
 
 
 def test_attention_level_follows_the_kernel_generation() -> None:
-    """flash1 is 0.525 and flash2 0.93 of one chart; cuDNN on Hopper runs 503 TFLOP/s of both passes at 4k."""
+    """flash1 is 0.5 and flash2 0.93 of one chart; cuDNN on Hopper runs 503 TFLOP/s of both passes at 4k."""
     assert time(attention(), attention_kernel="flash1") / time(attention()) == pytest.approx(
-        0.93 / 0.525
+        0.93 / 0.5
     )
     flops = 3.5 * 4.0 * 2 * 32 * 4096**2 * 128 / 2
     cudnn = time(attention(), attention_kernel="cudnn") + time(
         attention(phase=Phase.INPUT_GRADIENT), attention_kernel="cudnn"
     )
     assert flops / cudnn == pytest.approx(3.5e12 / (1 / 591 + 2.5 / 474), rel=0.04)
+
+
+def test_flash_attention_in_triton_is_fast_forward_alone() -> None:
+    """Both passes take as long as those in CUDA, of which forward is 0.18 in place of 0.25."""
+    forward, both = (
+        sum(time(attention(phase=phase), attention_kernel="triton") for phase in phases)
+        for phases in ([Phase.FORWARD], [Phase.FORWARD, Phase.INPUT_GRADIENT])
+    )
+    assert forward / both == pytest.approx(0.18)
+    assert 0.25 * both == pytest.approx(time(attention(), attention_kernel="flash1"))
+
+
+@pytest.mark.parametrize("kernel", ["flash1", "triton"])
+def test_heads_of_64_are_as_fast_as_of_128_before_flash_attention_2(kernel: str) -> None:
+    """Half as much work of an endless sequence takes half as long; FlashAttention 2 takes longer."""
+    narrow, wide = (
+        attention(queries=2**18, keys=2**18, head_dim=dim, head_dim_v=dim) for dim in (64, 128)
+    )
+    ratio = [
+        time(wide, attention_kernel=each) / time(narrow, attention_kernel=each)
+        for each in (kernel, "flash2")
+    ]
+    assert ratio[0] == pytest.approx(2.0, rel=0.01)
+    assert ratio[1] < 1.8
 
 
 def test_attention_of_another_accelerator_scales_with_its_peak() -> None:
