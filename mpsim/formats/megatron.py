@@ -114,12 +114,12 @@ def _read_script(head: Head, options: Options) -> Imported:
     if (first, last) != spanned:
         why = f"the file names {named}"
     ledger.note("framework", f"{why}; if the run was newer, change the preset")
-    version = " to ".join(dict.fromkeys((first, last)))
+    strange = {f"--{name}" for name, _ in raw if name not in flags()}  # of a fork, or of next year
     return ledger.close(
         "megatron",
         tool="Megatron-LM",
-        version=version,
-        moves=lambda key: key.removeprefix("--") in moves(),
+        version=" to ".join(dict.fromkeys((first, last))),
+        moves=lambda key: key in strange or key.removeprefix("--") in moves(),
     )
 
 

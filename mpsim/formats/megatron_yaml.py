@@ -169,14 +169,14 @@ def _launch(ledger: Ledger) -> Launch:
     """Nodes and devices of a trainer."""
     stated: list[Stated | None] = []
     for key in ("trainer.num_nodes", "trainer.devices"):
-        is_number = isinstance(ledger.get(key), int | str)
-        value = ledger.integer(key, least=1) if is_number else None
+        value = ledger.integer(key, least=1) if isinstance(ledger.get(key), int | str) else None
         stated.append(None if value is None else Stated(value, key))
     return Launch(program="", arguments=(), line=0, nodes=stated[0], per_node=stated[1])
 
 
 def _moves(key: str) -> bool:
-    return key.partition(".")[0] == "peft" or _setting_name(key.rpartition(".")[2]) in moves()
+    words, told = key.split("."), re.compile(table(DATA, _NAME)["moves"])
+    return any(map(told.fullmatch, words)) or _setting_name(words[-1]) in moves()
 
 
 def export_bridge(scenario: Scenario) -> Exported:

@@ -155,6 +155,13 @@ def test_what_cannot_be_is_refused_by_name(text, word, script):
         script(text)
 
 
+def test_flags_that_no_version_has_are_told(script):
+    """A fork's --zero-stage 3 is no reason to answer ZeRO 0 in silence; --lr moves nothing."""
+    read = script("--vocab-size 50304 --lr 0.1 --zero-stage 3 --ds-sequence-parallel-size 4")
+    told = [line.rpartition(": ")[2] for line in read.warnings if line.startswith("not simulated")]
+    assert told == ["--zero-stage, --ds-sequence-parallel-size"]
+
+
 def test_unknown_values_of_flags_that_do_not_matter_do_not_matter(script):
     """Paths of data and addresses of masters are nobody's business."""
     read = script("--data-path $DATA --save $(date) --micro-batch-size 1")

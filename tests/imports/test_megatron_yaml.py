@@ -87,3 +87,14 @@ def test_the_switch_of_nemo_decides_over_the_format_beside_it(lines, precision, 
     text = (SAMPLES / "nemo.yaml").read_text()
     path.write_text(text.replace("model:\n", f"model:\n  {lines}\n", 1))
     assert formats.read(path, cluster="dgx-h100").scenario["training"]["precision"] == precision
+
+
+@pytest.mark.parametrize("line", ["fsdp: true", "peft: {peft_scheme: lora}"])
+def test_words_of_nemo_that_are_no_flags_and_move_a_step_are_told(line, tmp_path):
+    """FSDP and adapters inside the block of the model are no step of the whole model."""
+    path = tmp_path / "nemo.yaml"
+    path.write_text(
+        (SAMPLES / "nemo.yaml").read_text().replace("\nmodel:", f"\nmodel:\n  {line}", 1)
+    )
+    told = formats.read(path, cluster="dgx-h100").warnings
+    assert any(f"model.{line.split(':')[0]}" in warning for warning in told)
