@@ -42,10 +42,11 @@ class _Form(NamedTuple):
     needed: str
 
 
+_GRAPHS: Final = (1, 2, 4, *range(8, 129, 8), *(1 << power for power in range(8, 14)))
 _FORMS: Final = {
     "int": _Form(r"[1-9]\d{0,14}", int, "a whole number of at least 1"),
-    # sizes of graphs up to a largest one
-    "graphs": _Form(r"[1-9]\d{0,3}", lambda n: [1, 2, 4, *range(8, int(n), 8), int(n)], "a size"),
+    # sizes of graphs up to a largest one: CudaGraphConfig of TensorRT-LLM's llm_args.py, that pads
+    "graphs": _Form(r"[1-9]\d{0,3}", lambda n: [*filter(int(n).__gt__, _GRAPHS), int(n)], "a size"),
     "gib": _Form(r"\d{1,7}(\.\d{1,3})?", "{} GiB".format, "a number of GiB"),
     "number": _Form(r"0?\.\d{1,9}|1(\.0*)?", float, "a share above 0, at most 1"),
 }

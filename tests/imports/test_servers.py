@@ -306,6 +306,22 @@ def test_the_file_that_a_line_names_is_read_where_the_script_writes_it(launched)
     assert expected.items() <= values.items()
 
 
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [
+        (3, [1, 2, 3]),
+        (136, [*range(8, 129, 8), 136]),
+        (512, [*range(8, 129, 8), 256, 512]),
+    ],
+)
+def test_graphs_above_128_sequences_double(largest, sizes, launched):
+    """As TensorRT-LLM captures them up to a largest one: 130 sequences run in the next one, or in 256."""
+    config = f"cuda_graph_config: {{enable_padding: true, max_batch_size: {largest}}}"
+    line = f"cat > opt.yml << EOF\n{config}\nEOF\n{TRTLLM} --extra_llm_api_options opt.yml"
+    found = launched(line)["serving.engine.graph_sizes"]
+    assert found[-len(sizes) :] == sizes
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
 def test_balanced_experts_and_a_narrow_cache_come_back(name, tmp_path):
     """What no option says of TensorRT-LLM goes into the file that the line names."""
