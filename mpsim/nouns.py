@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, SchemaValidator
 
 T = TypeVar("T")
-_Schema: TypeAlias = dict[str, Any]  # of pydantic's core
+Schema: TypeAlias = dict[str, Any]  # of pydantic's core
 _KINDS = 64  # nouns whose validators stay built
 TYPES: Mapping[str, str] = {
     "bool_type": "true or false",
@@ -47,15 +47,8 @@ _BOUNDS = {
 }
 
 
-class _Mark:
-    """Mark of a field, which models of pydantic read as nouns do."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> Any:
-        return typing.cast(Any, self).schema(handler(source))
-
-
 @structs.dataclass(frozen=True, slots=True)
-class Quantity(_Mark):
+class Quantity:
     """Mark of a number that a person writes with a unit of `dimension`."""
 
     dimension: Dimension
@@ -64,29 +57,29 @@ class Quantity(_Mark):
         """The SI number of what was written."""
         return parse_quantity(value, self.dimension)
 
-    def schema(self, plain: _Schema) -> _Schema:
+    def schema(self, plain: Schema) -> Schema:
         """How the core reads it: text first, then the number."""
         parse = {"type": "no-info", "function": self.parse}
         return {"type": "function-before", "function": parse, "schema": plain}
 
 
 @structs.dataclass(frozen=True, slots=True)
-class Plain(_Mark):
+class Plain:
     """Mark of a truth value or a plain number: nothing is taken for one that is none."""
 
     unit: str = ""  # what it counts, such as ``B an element``; empty for a ratio or a count
     # of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``
     bounds: Mapping[str, float] = structs.field(default_factory=dict, hash=False)
 
-    def schema(self, plain: _Schema) -> _Schema:
+    def schema(self, plain: Schema) -> Schema:
         """How the core reads it: within its bounds."""
         return {**plain, "strict": True, **self.bounds}
 
 
-class _Scalar(_Mark):
+class _Scalar:
     """Mark of text, a plain number or a truth value."""
 
-    def schema(self, plain: _Schema) -> _Schema:
+    def schema(self, plain: Schema) -> Schema:
         """How the core reads it: in place of what else it would take a value for."""
         return {"type": "function-plain", "function": {"type": "no-info", "function": self.check}}
 
@@ -145,10 +138,12 @@ def hints(noun: type) -> Mapping[str, Any]:
 _SIMPLE: Final = {str: "str", int: "int", float: "float", bool: "bool", object: "any", Any: "any"}
 
 
-def _schema(hint: Any) -> _Schema:
-    """How the core reads a value of an annotation, of which nouns have these kinds."""
+def core_schema(hint: Any) -> Schema:
+    """How the core reads a value of an annotation of these kinds, or that says itself how."""
     if hint in _SIMPLE:
         return {"type": _SIMPLE[hint]}
+    if isinstance(hint, type) and (own := getattr(hint, "__get_pydantic_core_schema__", None)):
+        return typing.cast(Schema, own(hint, None))
     if isinstance(hint, type) and structs.is_dataclass(hint):
         return _schema_of_noun(hint)
     if isinstance(hint, enum.EnumType):
@@ -157,24 +152,26 @@ def _schema(hint: Any) -> _Schema:
     if origin is typing.Literal:
         return {"type": "literal", "expected": [*parts]}
     if origin is Annotated:
-        plain = _schema(parts[0])
+        plain = core_schema(parts[0])
         return functools.reduce(lambda schema, mark: mark.schema(schema), parts[1:], plain)
-    known = ... in parts or origin in (Mapping, types.UnionType, typing.Union)
+    known = origin in (tuple, dict, Mapping, types.UnionType, typing.Union)
     assert known, f"no noun has a field of {hint}"
-    inner = [_schema(part) for part in parts if part not in (..., types.NoneType)]
+    inner = [core_schema(part) for part in parts if part not in (..., types.NoneType)]
     if origin is tuple:
-        return {"type": "tuple", "items_schema": inner, "variadic_item_index": 0}
-    if origin is Mapping:
-        return {"type": "dict", "keys_schema": inner[0], "values_schema": inner[1]}
+        every = {"variadic_item_index": 0} if ... in parts else {}
+        return {"type": "tuple", "items_schema": inner, **every}
+    if origin in (dict, Mapping):
+        kinds = {"keys_schema": inner[0], "values_schema": inner[1]}
+        return {"type": "dict", **kinds, "strict": False}
     either = inner[0] if len(inner) == 1 else {"type": "union", "choices": inner}
     return {"type": "nullable", "schema": either} if types.NoneType in parts else either
 
 
-def _schema_of_noun(noun: type) -> _Schema:
+def _schema_of_noun(noun: type) -> Schema:
     """How the core reads a dataclass; its `extra_keys` say whether it refuses what it has not."""
-    checked, fields = hasattr(noun, "__post_init__"), list[_Schema]()
+    checked, fields = hasattr(noun, "__post_init__"), list[Schema]()
     for field in structs.fields(noun):
-        schema = _schema(hints(noun)[field.name])
+        schema = core_schema(hints(noun)[field.name])
         usual = {"default": field.default, "default_factory": field.default_factory}
         if usual := {key: it for key, it in usual.items() if it is not structs.MISSING}:
             schema = {"type": "default", "schema": schema, **usual}

@@ -11,11 +11,9 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-import pydantic
-from pydantic_core import PydanticUndefined
-
 from mpsim.scenario import Scenario
-from mpsim.scenario.schema import descriptions, keys_of
+from mpsim.scenario.fields import Key, Later, Section
+from mpsim.scenario.schema import descriptions
 from mpsim.units import Dimension, units_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "scenario.md"
@@ -40,44 +38,43 @@ def render() -> str:
 
 def _sections() -> Iterator[str]:
     """A heading and its keys for each kind of section, under every place that has one of the kind."""
-    places: dict[type[pydantic.BaseModel], list[str]] = {}
-    waiting: list[tuple[str, type[pydantic.BaseModel]]] = [("", Scenario)]
+    places: dict[type[Section], list[str]] = {}
+    waiting: list[tuple[str, type[Section]]] = [("", Scenario)]
     while waiting:
         place, model = waiting.pop(0)
         places.setdefault(model, []).append(place)
         inner = [
             (f"{place}.{key}".lstrip("."), nested)
-            for key, field in keys_of(model).items()
-            for nested in _kind(field.annotation, field.metadata)[1]
+            for key, field in model.model_fields.items()
+            for nested in _kind(field.annotation, [])[1]
         ]
         waiting = [*inner, *waiting]
     for model, names in places.items():
         yield from _section(names, model)
 
 
-def _section(places: list[str], model: type[pydantic.BaseModel]) -> Iterator[str]:
+def _section(places: list[str], model: type[Section]) -> Iterator[str]:
     """One heading and its table."""
     claim = (inspect.getdoc(model) or "").partition("\n")[0]
     title = ", ".join(f"`{place}`" for place in places)
     yield f"## {title}\n\n{claim}\n" if any(places) else "## Top level\n"
     yield "| key | value | meaning |\n| --- | --- | --- |"
-    for key, field in keys_of(model).items():
-        value = f"{_kind(field.annotation, field.metadata)[0]} {_default(field)}".rstrip()
+    for key, field in model.model_fields.items():
+        value = f"{_kind(field.annotation, [])[0]} {_default(field)}".rstrip()
         yield f"| `{key}` | {value} | {' '.join(descriptions(model).get(key, '').split())} |"
     yield ""
 
 
-def _default(field: pydantic.fields.FieldInfo) -> str:
-    if field.is_required():
+def _default(field: Key) -> str:
+    if field.default is ...:
         return "(required)"
-    value = field.get_default(call_default_factory=True)
-    empty = value is None or value in ((), {}, "")
-    if empty or value is PydanticUndefined or isinstance(value, pydantic.BaseModel):
+    value = field.default
+    if value is None or value in ((), {}, "") or isinstance(value, Section):
         return ""
     return f"(default `{str(value).lower() if isinstance(value, bool) else value}`)"
 
 
-def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[pydantic.BaseModel]]]:
+def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[Section]]]:
     """What may be written, in words, and the sections inside."""
     dimension = next((one.dimension for one in metadata if hasattr(one, "dimension")), None)
     if dimension is not None:
@@ -85,6 +82,8 @@ def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[py
     names = next((one.names for one in metadata if hasattr(one, "names")), None)
     if names is not None:
         return ", ".join(f"`{name}`" for name in names()), []
+    if later := next((one for one in metadata if isinstance(one, Later)), None):
+        return "section", [later.model]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _kind(arguments[0], [*metadata, *arguments[1:]])
@@ -95,7 +94,7 @@ def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[py
         ]
     if origin is typing.Literal:
         return ", ".join(f"`{one}`" for one in arguments), []
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section", [annotation]
     if origin is not None:
         nested = _kind(arguments[-1], [])[1] if arguments else []

@@ -142,11 +142,8 @@ def _measured(read: list[Points] | list[Recorded], target: Target, *, as_json: b
         target.refuse_pictures(0, drawn=True)
         _told_step(recordings, target, as_json=as_json)
         return
-    runs = {
-        place: item.program.run()
-        for place, item in enumerate(recordings)
-        if item.program is not None
-    }
+    programs = enumerate(item.program for item in recordings)
+    runs = {place: program.run() for place, program in programs if program is not None}
     target.refuse_pictures(len(runs))
     if recordings:
         _told(recordings, target, runs, as_json=as_json)
@@ -255,19 +252,14 @@ def _data(read: Imported) -> dict[str, object]:
 
 def _summary(read: Imported) -> Iterator[str]:
     """A few lines on what was read and left out; the file that was written has it key by key."""
-    yield (
-        f"{' '.join(read.files)}: {read.tool}, {read.version}"
-        if read.version
-        else f"{' '.join(read.files)}: {read.tool}"
-    )
+    version = f", {read.version}" if read.version else ""
+    yield f"{' '.join(read.files)}: {read.tool}{version}"
     if read.model_parameters is not None:
         yield f"parameters  {read.model_parameters:,}"
     keys = len({item.source for item in read.mapped})
     yield f"mapped      {keys} keys"
-    yield (
-        f"assumed     {len(read.assumed)}:"
-        f" {', '.join(dict.fromkeys(item.to for item in read.assumed)) or 'nothing'}"
-    )
+    assumed = ", ".join(dict.fromkeys(item.to for item in read.assumed)) or "nothing"
+    yield f"assumed     {len(read.assumed)}: {assumed}"
     yield f"ignored     {len(read.ignored)} keys"
     yield f"missing     {', '.join(read.missing) or 'nothing'}"
 
@@ -286,12 +278,8 @@ def _print_points(files: Sequence[Points]) -> None:
     for points in files:
         columns = list(dict.fromkeys(key for row in points.rows for key in row))
         rows = [[_cell(row.get(key)) for key in columns] for row in points.rows]
-        print_table(
-            rows,
-            header=columns,
-            title=f"{points.file}: {points.tool}",
-            right=range(1, len(columns)),
-        )
+        title = f"{points.file}: {points.tool}"
+        print_table(rows, header=columns, title=title, right=range(1, len(columns)))
         for warning in points.warnings:
             note(f"warning: {warning}")
 

@@ -33,10 +33,7 @@ FITS = {
     "held_out_median_error": "held-out error",
     "noise": "noise",
 }
-TIERS = (
-    *("tier", "units", "nodes of a unit", "switches"),
-    *("cables below", "unit up", "oversubscribed"),
-)
+TIERS = "tier, units, nodes of a unit, switches, cables below, unit up, oversubscribed".split(", ")
 
 
 def show(

@@ -121,7 +121,7 @@ def balanced_layers(
     pace = tuple(1.0 / (speed[rank] if speed else 1.0) for rank in stage_rank)
     if split is StageSplit.ANY:
         return _dealt(work, stage_rank, pace)
-    choices = list(_even(layers, stages))
+    choices = [] if layers % stages else [(layers // stages,) * stages]
     if split is StageSplit.ACCOUNTED:
         choices += _accounted(layers, stages)
     if split in (StageSplit.ACCOUNTED, StageSplit.ENDS):
@@ -147,11 +147,6 @@ def _by_rank(stage_rank: Sequence[int], times: Sequence[float]) -> dict[int, flo
     for rank, took in zip(stage_rank, times, strict=True):
         by_rank[rank] += took
     return by_rank
-
-
-def _even(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    if layers % stages == 0:
-        yield (layers // stages,) * stages
 
 
 def _accounted(layers: int, stages: int) -> Iterator[tuple[int, ...]]:

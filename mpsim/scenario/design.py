@@ -1,20 +1,15 @@
 """The ``design:`` section: the work of a cluster, which may do it, what they may cost."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
-import pydantic
-from pydantic import Field
-
-from mpsim.scenario.fields import Count, Name, Power, Section, Within
+from mpsim.scenario.fields import Count, Field, Name, Power, Read, Section, Within
 from mpsim.scenario.sections import SweepValues
 from mpsim.units import Dimension, parse_count
 
 Span: TypeAlias = Annotated[float, Within(Dimension.TIME, 1.0, 1e10)]
-Tokens: TypeAlias = Annotated[
-    float,
-    pydantic.BeforeValidator(parse_count),
-    pydantic.WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
-]
+_COUNT = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+Tokens: TypeAlias = Annotated[float, Read(parse_count, json=lambda *_: _COUNT)]
 Dollars: TypeAlias = Annotated[float, Field(ge=0, le=1e13)]
 
 
@@ -81,7 +76,7 @@ class DesignChoice(Section):
     """Bounds of the cluster; left out, none."""
     money: Money = Money()
     """Rent or purchase."""
-    prices: Annotated[dict[str, Dollars], Field(default_factory=dict)]
+    prices: Mapping[str, Dollars] = {}
     """Own prices by part (h100-sxm, host, nic-400, switch-64x400, cable-400; `key=value` of a
     choice: of an accelerator) [USD, or USD/h of rent]."""
     place: Place = Place()

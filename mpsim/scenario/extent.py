@@ -91,10 +91,10 @@ def _step(scenario: Scenario) -> Extent:
     if tiled * inside["memory"] > runs * row["memory"]:
         smaller.insert(0, "framework.grouped_gemm: true, fewer model.moe.experts")
     what = f"{microbatches:,} microbatches on {stages} stages, about {_count(runs)} operations"
-    drawn = _drawn(scenario)
-    copies = _copies(scenario)
+    variation, copies = scenario.variation, _copies(scenario)
+    drawn = variation.samples if variation is not None and variation.is_random else 1
     apart = copies * scenario.parallelism.pp
-    if scenario.variation is not None and apart**2 * constants["pair"] > MEMORY_LIMIT / 2:
+    if variation is not None and apart**2 * constants["pair"] > MEMORY_LIMIT / 2:
         memory += apart**2 * constants["pair"]
         what += f", who waits for whom among {apart:,} ranks"
         smaller.insert(0, "variation: name slow ranks and links, or fewer replicas")
@@ -145,12 +145,6 @@ def _leaves_domain(scenario: Scenario) -> bool:
     parallelism, cluster = scenario.parallelism, scenario.hardware
     inside = parallelism.tp * parallelism.cp * parallelism.ep
     return inside > cluster.domain_size or parallelism.order != "tp-cp-ep-dp-pp"
-
-
-def _drawn(scenario: Scenario) -> int:
-    """Steps that a variation draws."""
-    variation = scenario.variation
-    return variation.samples if variation is not None and variation.is_random else 1
 
 
 def _copies(scenario: Scenario) -> int:

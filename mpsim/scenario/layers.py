@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from mpsim import structs
@@ -31,19 +30,13 @@ def _schedule(word: str) -> dict[str, str]:
     return {"file" if word.endswith(".csv") else "name": word}
 
 
-SHORTHANDS: Mapping[str, Callable[[str], dict[str, str]]] = MappingProxyType(
-    {
-        "model": _as("preset"),
-        "cluster": _as("preset"),
-        "cluster.accelerator": _as("preset"),
-        "cluster.scale_up": _link,
-        "cluster.nic": _link,
-        "cluster.fabric": _as("kind"),
-        "schedule": _schedule,
-        "framework": _as("preset"),
-        "serving.engine": _as("preset"),
-    }
-)
+SHORTHANDS: Mapping[str, Callable[[str], dict[str, str]]] = {
+    **dict.fromkeys(("model", "cluster", "framework"), _as("preset")),
+    **dict.fromkeys(("cluster.accelerator", "serving.engine"), _as("preset")),
+    **dict.fromkeys(("cluster.scale_up", "cluster.nic"), _link),
+    "cluster.fabric": _as("kind"),
+    "schedule": _schedule,
+}
 
 
 def expand_shorthand(key: str, value: object) -> object:

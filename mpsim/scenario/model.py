@@ -4,8 +4,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
-import pydantic
-
 from mpsim import structs, workload
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Fields, Name, Section
@@ -28,11 +26,9 @@ def _section(noun: type, title: str, about: str, first: str = "", **more: Any) -
     """
     hints = typing.get_type_hints(noun, include_extras=True)
     kinds = {**dict.fromkeys(first.split()), **hints, **more}
-    fields: Any = {key: (kind | None, None) for key, kind in kinds.items() if key not in _APART}
-    where: Any = {"__base__": Section, "__doc__": about, "__module__": __name__}
-    section = typing.cast(Any, pydantic.create_model(title, **where, **fields))
-    section.noun = noun
-    return section
+    fields = {key: kind | None for key, kind in kinds.items() if key not in _APART}
+    said = {"__doc__": about, "__module__": __name__, "noun": noun, "__annotations__": fields}
+    return type(title, (Section,), {**dict.fromkeys(fields), **said})
 
 
 _MIXTURE = "Experts in place of the MLP of some or all layers; a preset gives fields left out."
@@ -125,7 +121,7 @@ def _parts(choice: ModelChoice, base: workload.Transformer | None, ffn_hidden: i
         usual = {"ffn_hidden": ffn_hidden} if kind is workload.Experts else {}
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:
-            own = {key: value for key, value in section if value is not None}
+            own = {key: value for key, value in vars(section).items() if value is not None}
             parts[name] = structs.replace(known, **own) if known else kind(**{**usual, **own})
     return parts
 

@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import pydantic
-
 from mpsim import structs
 from mpsim.errors import ScenarioError
 from mpsim.framework import Framework
@@ -17,16 +15,21 @@ from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Place
 from mpsim.inputs import check_regular, hash_file
 from mpsim.memo import remembered
 from mpsim.scenario.balance import stage_layers
-from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
+from mpsim.scenario.cluster import (
+    FIGURES,
+    AcceleratorChoice,
+    ClusterChoice,
+    FabricChoice,
+    LinkChoice,
+)
 from mpsim.scenario.fields import Fields, Section
 from mpsim.scenario.layers import STUDIES
-from mpsim.scenario.network import FIGURES, FabricChoice
 from mpsim.workload import Transformer
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-S = TypeVar("S", bound=pydantic.BaseModel)
+S = TypeVar("S", bound=Section)
 
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _PROVENANCE = ("source", "as_of", "title")
@@ -36,7 +39,7 @@ _PRESETS = 16  # models, frameworks and hashes of files that stay ready
 def resolved_data(scenario: Written) -> Fields:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
     data: Fields = {
-        "schema": scenario.schema_version,
+        "schema": scenario.schema,
         "name": scenario.name,
         "model": _figures(scenario.transformer),
         "cluster": _cluster(scenario.hardware) | _parts(scenario),

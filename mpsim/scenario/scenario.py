@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pydantic
+from pydantic_core import ValidationError
 
 from mpsim import archive
 from mpsim.document import Document
@@ -77,11 +77,9 @@ class Scenario(Shown, Written):
         """Problems that keep it from being simulated, as far as they show unplanned."""
         return check(self)
 
-    def model_copy(
-        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
-    ) -> Scenario:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Scenario:
         """A copy with some sections replaced, without what was found out of several of them."""
-        copied = super().model_copy(update=update, deep=deep)
+        copied = super().model_copy(update=update)
         for name in ("problems", "dp", "stage_clusters", "replica_clusters"):
             copied.__dict__.pop(name, None)
         return copied
@@ -231,12 +229,11 @@ def load(
 
 def json_schema() -> Fields:
     """JSON schema of the scenario file, for editors that complete and check YAML."""
-    from mpsim.scenario.schema import describe_schema, keys_of
+    from pydantic.json_schema import GenerateJsonSchema
 
-    fields = keys_of(Scenario)
-    later: Fields = {name: (fields[name].annotation, None) for name in ("serving", "design")}
-    whole = pydantic.create_model("Scenario", __base__=Scenario, __doc__=Scenario.__doc__, **later)
-    schema = describe_schema(whole.model_json_schema(by_alias=True), Scenario)
+    whole: Any = Scenario.__get_pydantic_core_schema__()
+    del whole["ref"]  # nothing else holds it
+    schema = GenerateJsonSchema().generate(whole)
     schema["required"].remove("training")  # or serving in its place
     schema["oneOf"] = [{"required": ["training"]}, {"required": ["serving"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -249,7 +246,7 @@ def _build(document: Document, *, checked: bool, like: Scenario | None = None) -
     is_whole = not any(problem.key == "include" for problem in problems)
     try:
         scenario = Scenario.of(document, like=like)
-    except pydantic.ValidationError as error:
+    except ValidationError as error:
         # the words for mistakes, which most scenarios do without
         from mpsim.scenario.translate import MISSING, translate
 
@@ -275,12 +272,12 @@ def _rebuild(document: Document) -> Scenario:
     return _build(document, checked=False)
 
 
-def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
+def _other_problems(document: Document, error: ValidationError) -> list[Problem]:
     """Problems that `check` finds in the well-formed sections, though others are not."""
     from mpsim.scenario.translate import fragment, is_read
 
     scenario = fragment(Scenario, settle(document.data), error)
-    scenario._source = document
+    vars(scenario)["_source"] = document
     problems: list[Problem] = []
     if is_read(scenario, "framework") and not is_read(scenario, "cluster"):
         try:  # without a machine there are no habits of its host

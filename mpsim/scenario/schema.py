@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, cast, get_args
-
-import pydantic
+from typing import TypeAlias, get_args
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.memo import remembered
-from mpsim.scenario.fields import Fields, Later
+from mpsim.scenario.fields import Later, Section
 from mpsim.scenario.layers import join
 
-Kind: TypeAlias = type[pydantic.BaseModel]
+Kind: TypeAlias = type[Section]
 
 _JOBS = ("training", "serving")
 
 
-def keys_of(kind: Kind) -> dict[str, pydantic.fields.FieldInfo]:
-    """Fields of a section by the key that a file has for them, each with the sections it holds."""
-    return {field.alias or name: _whole(field) for name, field in kind.model_fields.items()}
-
-
-def _whole(field: pydantic.fields.FieldInfo) -> pydantic.fields.FieldInfo:
-    """A field with the section itself in place of what imports it later."""
-    for inner in get_args(field.annotation):
-        for later in get_args(inner):
-            if isinstance(later, Later):
-                field = copy.copy(field)
-                field.annotation = cast(type, later.model | None)
-    return field
-
-
 def _sections(annotation: object) -> Iterator[Kind]:
     """Sections that an annotation holds, however deep."""
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
+    if isinstance(annotation, Later):
+        yield annotation.model
     for inner in get_args(annotation):
         yield from _sections(inner)
 
@@ -52,7 +36,7 @@ def section_at(root: Kind, loc: Sequence[object]) -> Kind | None:
         if model is None:
             return None
         if not isinstance(part, int):  # else which entry of a list of sections
-            field = keys_of(model).get(str(part))
+            field = model.model_fields.get(str(part))
             model = next(_sections(field.annotation), None) if field else None
     return model
 
@@ -61,7 +45,7 @@ def section_at(root: Kind, loc: Sequence[object]) -> Kind | None:
 def known_keys(root: Kind, head: str = "") -> tuple[str, ...]:
     """Every dotted key that `root` has a field for."""
     keys: list[str] = []
-    for name, field in keys_of(root).items():
+    for name, field in root.model_fields.items():
         key = join(head, name)
         keys.append(key)
         for inner in _sections(field.annotation):
@@ -106,15 +90,11 @@ def descriptions(kind: Kind) -> Mapping[str, str]:
     """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if issubclass(base, pydantic.BaseModel) and base is not pydantic.BaseModel:
+        if issubclass(base, Section):
             if (noun := vars(base).get("noun")) is not None:  # whose fields it may leave out
                 texts |= _texts(noun.__module__)[noun.__name__]
             texts |= _texts(base.__module__).get(base.__name__, {})
-    return {
-        field.alias or name: texts[name]
-        for name, field in kind.model_fields.items()
-        if name in texts
-    }
+    return {name: texts[name] for name in kind.model_fields if name in texts}
 
 
 @remembered(256)
@@ -137,16 +117,3 @@ def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
                 yield name, inspect.cleandoc(text)
-
-
-def describe_schema(schema: Fields, kind: Kind) -> Fields:
-    """`schema`, the JSON schema of `kind`, with the texts under the fields of every model in it."""
-    models = [kind]
-    for model in models:  # grows while it is walked
-        part = schema if model is kind else schema.get("$defs", {}).get(model.__name__, {})
-        for key, text in descriptions(model).items():
-            if key in part.get("properties", {}):
-                part["properties"][key]["description"] = text
-        for field in keys_of(model).values():
-            models += [inner for inner in _sections(field.annotation) if inner not in models]
-    return schema

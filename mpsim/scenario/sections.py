@@ -5,10 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal, Self, TypeAlias, get_args
 
-import pydantic
-from pydantic import Field
-
 from mpsim.scenario import fields
+from mpsim.scenario.fields import Field, Read
 from mpsim.schedule import is_schedule, schedule, schedule_names
 from mpsim.shipped import say
 from mpsim.workload import Tuning
@@ -44,6 +42,15 @@ Layers = Annotated[int, Field(ge=0, le=10_000)]
 Batch = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
+def _order(order: str) -> str:
+    if sorted(order.split("-")) != sorted(AXES):
+        raise ValueError(
+            f"got {order!r}; needed each of {', '.join(AXES)} once, joined by '-', "
+            f"such as '{'-'.join(AXES)}'"
+        )
+    return order
+
+
 class Parallelism(fields.Section):
     """How the work is divided among accelerators."""
 
@@ -71,7 +78,7 @@ class Parallelism(fields.Section):
     """Place of offloaded states: host memory or NVMe drives."""
     offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the optimizer's state that is offloaded; the device steps the rest."""
-    order: fields.Name = "-".join(AXES)
+    order: Annotated[fields.Name, Read(_order, "after")] = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: fields.Listed[Layers] | Literal["auto"] | None = None
     """Layers of each (virtual) stage in model order, or auto: balanced by work, as far as the
@@ -80,16 +87,6 @@ class Parallelism(fields.Section):
     """Whether the embedding takes the place of one layer in an even division."""
     loss_counts_as_layer: bool = False
     """Whether the output head takes the place of one layer in an even division."""
-
-    @pydantic.field_validator("order")
-    @classmethod
-    def _check_order(cls, order: str) -> str:
-        if sorted(order.split("-")) != sorted(AXES):
-            raise ValueError(
-                f"got {order!r}; needed each of {', '.join(AXES)} once, joined by '-', "
-                f"such as '{'-'.join(AXES)}'"
-            )
-        return order
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -119,8 +116,7 @@ class ScheduleChoice(fields.Section):
     flushes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Whole schedules of a step, one after another, as torch's stacks run them; left out, one."""
 
-    @pydantic.model_validator(mode="after")
-    def _check_choice(self) -> Self:
+    def _after(self) -> Self:
         if (self.name is None) == (self.file is None):
             got = "neither" if self.name is None else "both"
             raise ValueError(f"got {got} of name and file; needed one, such as 'schedule: 1f1b'")
@@ -248,8 +244,7 @@ class SlowPart(fields.Section):
     speed: Share
     """Speed over that of the others, such as 0.8."""
 
-    @pydantic.model_validator(mode="after")
-    def _check_one(self) -> Self:
+    def _after(self) -> Self:
         if (self.node is None) == (self.ranks is None):
             raise ValueError("needed one of node and ranks, such as {ranks: [12], speed: 0.8}")
         return self
@@ -357,6 +352,5 @@ _RANGE = {"type": "object", "properties": {"range": _NUMBERS}, "required": ["ran
 
 SweepValues: TypeAlias = Annotated[
     tuple[object, ...],
-    pydantic.BeforeValidator(_expand),
-    pydantic.WithJsonSchema({"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}),
+    Read(_expand, json=lambda *_: {"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}),
 ]

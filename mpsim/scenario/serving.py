@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-import pydantic
-from pydantic import Field
-
 from mpsim.scenario import fields
+from mpsim.scenario.fields import Field, Read
 from mpsim.scenario.servers import preset_of
 from mpsim.units import Dimension
 
@@ -20,7 +18,7 @@ CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
 class EngineChoice(fields.PresetSection):
     """The serving engine: a preset, and fields of it to replace, written beside it."""
 
-    preset: Annotated[fields.Name, pydantic.AfterValidator(preset_of)] = "vllm-async"
+    preset: Annotated[fields.Name, Read(preset_of, "after")] = "vllm-async"
     """An engine by name (see 'mpsim show engine'); vllm, sglang and trtllm mean the newest."""
 
 
@@ -60,17 +58,15 @@ class Workload(fields.Section):
     """From an answer to the same user's next request on average, exponentially distributed: between
     the turns of a session, and the requests of a closed loop."""
 
-    @pydantic.model_validator(mode="before")
     @classmethod
-    def _imply_arrival(cls, data: object) -> object:
+    def _before(cls, data: object) -> object:
         """Users and files come in one way each."""
         if isinstance(data, Mapping) and "arrival" not in data and data.get("rate") is None:
             said = [how for key, how in _USES.items() if data.get(key) is not None]
             return {**data, "arrival": said[0]} if len(said) == 1 else data
         return data
 
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
+    def _after(self) -> Self:
         for key, how in _USES.items():
             is_given = getattr(self, key) is not None
             is_used = self.arrival == how or (key, self.arrival) == ("rate", "gamma")
@@ -168,8 +164,7 @@ class Speculation(fields.Section):
     """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token),
     n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
 
-    @pydantic.model_validator(mode="after")
-    def _check_positions(self) -> Self:
+    def _after(self) -> Self:
         if len(self.by_position) > self.tokens:
             raise fields.contradiction("drafted", self, given=len(self.by_position))
         return self

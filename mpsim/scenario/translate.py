@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-import pydantic
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, SchemaValidator, ValidationError
 
 from mpsim.errors import MpsimError, Problem, nearest
 from mpsim.inputs import shown
-from mpsim.nouns import TYPES
-from mpsim.scenario.fields import Fields
+from mpsim.nouns import TYPES, core_schema
+from mpsim.scenario.fields import Fields, Section
 from mpsim.scenario.layers import join
-from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
+from mpsim.scenario.schema import Kind, descriptions, known_keys, section_at
 from mpsim.shipped import read_shipped
 
 MISSING = "missing"  # how the message of a key that is not there begins
-
 MAX_PROBLEMS: Final = 30
 
 _TYPES: Final[Mapping[str, str]] = {
@@ -45,7 +43,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def translate(error: pydantic.ValidationError, root: Kind) -> list[Problem]:
+def translate(error: ValidationError, root: Kind) -> list[Problem]:
     """Every mistake in `error`, from validating `root`, as a Problem keyed by where it was written.
 
     In the order of the model; a missing key is left out where a misspelt one explains it.
@@ -112,7 +110,7 @@ def suggestions(loc: tuple[int | str, ...], root: Kind) -> list[str]:
 
 def _names_at(loc: Sequence[object], root: Kind) -> list[str]:
     section = section_at(root, loc)
-    return list(keys_of(section)) if section else []
+    return list(section.model_fields) if section else []
 
 
 def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
@@ -149,7 +147,7 @@ def _choice(detail: ErrorDetails, context: Mapping[str, object]) -> str:
 
 def _purpose(loc: tuple[int | str, ...], root: Kind) -> str:
     section, key = section_at(root, loc[:-1]), str(loc[-1])
-    if section is None or key not in keys_of(section):
+    if section is None or key not in section.model_fields:
         return "needed"
     purpose = descriptions(section).get(key, key).rstrip(".")
     return f"needed {purpose[0].lower()}{purpose[1:]}"
@@ -180,17 +178,9 @@ def _plain(bound: object) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-S = TypeVar("S", bound=pydantic.BaseModel)
-
-_SECTIONS: Final = (
-    *("model", "cluster", "parallelism", "schedule", "training", "serving", "server", "framework"),
-    *("simulation", "variation", "sweep", "design", "overrides"),
-)
-_VARIANTS: Final = (
-    "sweep",
-    "design",
-    "overrides",
-)  # without which a scenario is checked as if it had none
+S = TypeVar("S", bound=Section)
+_PLAIN: Final = ("schema", "name", "include")  # no sections
+_VARIANTS: Final = ("sweep", "design", "overrides")  # without which it is checked as if it had none
 
 
 class _NotReadError(MpsimError):
@@ -204,7 +194,7 @@ class _NotRead:
         raise _NotReadError(name)
 
 
-def fragment(root: type[S], data: Mapping[str, object], error: pydantic.ValidationError) -> S:
+def fragment(root: type[S], data: Mapping[str, object], error: ValidationError) -> S:
     """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
 
     Asking an unread section raises an MpsimError, on which `check` passes over whoever asked.
@@ -215,9 +205,15 @@ def fragment(root: type[S], data: Mapping[str, object], error: pydantic.Validati
     left = copy.deepcopy(dict(data))
     wrong = _wrong_sections(left, error.errors(include_url=False), root)
     sections: Fields = {}
-    for name in _SECTIONS:
-        if name in wrong or (name in left and not _read(root, name, left[name], sections)):
-            sections.update({} if name in _VARIANTS else {name: _NotRead()})
+    for name in (name for name in root.model_fields if name not in _PLAIN):
+        schema: Any = core_schema(root.model_fields[name].annotation)
+        try:
+            if name in left and name not in wrong:
+                sections[name] = SchemaValidator(schema).validate_python(left[name])
+        except ValidationError:
+            wrong.add(name)
+        if name in wrong and name not in _VARIANTS:
+            sections[name] = _NotRead()
     sections.setdefault("training", None)  # of a scenario that serves: it has no default
     # one of the two, of which a key was meant there at most
     for job, other in (("serving", "training"), ("training", "serving")):
@@ -226,25 +222,12 @@ def fragment(root: type[S], data: Mapping[str, object], error: pydantic.Validati
     return root.model_construct(**sections)
 
 
-def is_read(scenario: pydantic.BaseModel, section: str) -> bool:
+def is_read(scenario: Section, section: str) -> bool:
     """Whether `section` of a fragment was read."""
     return not isinstance(scenario.__dict__[section], _NotRead)
 
 
-def _read(root: type[pydantic.BaseModel], name: str, value: object, sections: Fields) -> bool:
-    """Put the validated `value` of a section into `sections`, if it is valid."""
-    field = root.model_fields[name]
-    kind: Any = Annotated[field.annotation, *field.metadata, None]
-    try:
-        sections[name] = pydantic.TypeAdapter(kind).validate_python(value)
-    except pydantic.ValidationError:
-        return False
-    return True
-
-
-def _wrong_sections(
-    data: Fields, details: Iterable[ErrorDetails], root: type[pydantic.BaseModel]
-) -> set[str]:
+def _wrong_sections(data: Fields, details: Iterable[ErrorDetails], root: type[Section]) -> set[str]:
     """Sections with mistakes or keys meant elsewhere; other unknown keys leave `data`."""
     wrong: set[str] = set()
     for detail in details:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import pydantic
+from pydantic_core import ValidationError
 
 from mpsim import structs
 from mpsim.errors import MpsimError
@@ -169,7 +169,7 @@ def _matter(scenario: Written, resolved: dict[str, object], keys: list[str]) -> 
     """Whether the scenario, `resolved` as it is, would be another or none without some keys."""
     try:
         return resolved_data(_without(scenario, keys)) != resolved
-    except (pydantic.ValidationError, MpsimError):
+    except (ValidationError, MpsimError):
         return True
 
 

@@ -5,10 +5,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
-
-import pydantic
-from pydantic import Field, PrivateAttr
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
@@ -17,7 +14,7 @@ from mpsim.hardware import Cluster
 from mpsim.inputs import shown
 from mpsim.scenario import sections
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
-from mpsim.scenario.fields import Later, Listed, Section, Shorthand
+from mpsim.scenario.fields import Field, Later, Listed, Read, Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.settled import in_words, settle, settled_by
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
     from mpsim.scenario.design import DesignChoice
     from mpsim.scenario.serving import PoolChoice, Serving
 else:
-    DesignChoice: TypeAlias = Annotated[object, Later("design", "DesignChoice")]
-    Serving: TypeAlias = Annotated[object, Later("serving", "Serving")]
+    DesignChoice: TypeAlias = Annotated[object, Later("mpsim.scenario.design", "DesignChoice")]
+    Serving: TypeAlias = Annotated[object, Later("mpsim.scenario.serving", "Serving")]
 
 
 def _one_line(name: str) -> str:
@@ -41,15 +38,14 @@ def _one_line(name: str) -> str:
 class Written(Section):
     """Sections of one run with presets looked up, unchecked, for checks and resolving."""
 
-    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    schema: Literal[1]
     """Version of this format: 1."""
-    name: Annotated[str, Field(max_length=200), pydantic.AfterValidator(_one_line)] = ""
+    name: Annotated[str, Field(max_length=200), Read(_one_line, "after")] = ""
     """Name of the run; left out, that of the file."""
     model: Annotated[ModelChoice, Shorthand("model")]
     """The transformer, such as 'model: gpt3-175b'."""
     cluster: Annotated[ClusterChoice, Shorthand("cluster")]
     """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
-    # defaults are made without schemas of their own, which are built with the whole
     parallelism: sections.Parallelism = sections.Parallelism.model_construct()
     """Degrees of parallelism and sharding."""
     schedule: Annotated[sections.ScheduleChoice, Shorthand("schedule")] = (
@@ -72,20 +68,19 @@ class Written(Section):
     """How the step is simulated."""
     variation: sections.Variation | None = None
     """Differences from rank to rank and from step to step; left out, none."""
-    sweep: Annotated[dict[str, sections.SweepValues], Field(default_factory=dict)]
+    sweep: Mapping[str, sections.SweepValues] = {}
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     design: DesignChoice | None = None
     """Clusters to choose from for some work, for `mpsim design`; left out, none."""
     include: Listed[str] | str = ()
     """Files to start from, relative to this one; what stands here wins."""
-    overrides: Annotated[dict[str, dict[str, object]], Field(default_factory=dict, max_length=100)]
+    overrides: Annotated[Mapping[str, dict[str, object]], Field(max_length=100)] = {}
     """Named changes to choose from, each a mapping of dotted keys or sections."""
 
-    _source: Document = PrivateAttr(default_factory=lambda: Document({}, {}, ""))
+    _source: ClassVar[Document] = Document({}, {}, "")  # of one that was read, its own
 
-    @pydantic.model_validator(mode="before")
     @classmethod
-    def _one_job(cls, data: object) -> object:
+    def _before(cls, data: object) -> object:
         """Training may be left out where the job is serving."""
         if isinstance(data, Mapping) and {"serving", "server"} & data.keys():
             return {"training": None, **data}
@@ -142,10 +137,10 @@ class Written(Section):
     @classmethod
     def of(cls, document: Document, *, like: "Written | None" = None) -> Self:
         """Make the sections of a document, unchecked; what they have in common with `like` is
-        looked up once. pydantic.ValidationError if a section is not well-formed.
+        looked up once. pydantic_core.ValidationError if a section is not well-formed.
         """
         scenario = cls.model_validate(settle(document.data))
-        scenario._source = document
+        vars(scenario)["_source"] = document
         if like is not None:
             _inherit(scenario, like)
         return scenario

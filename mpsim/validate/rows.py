@@ -176,8 +176,7 @@ def read_table(path: str | Path) -> Table:
 @remembered(1)
 def _sections() -> frozenset[str]:
     """First parts of dotted keys."""
-    names = {field.alias or name for name, field in Scenario.model_fields.items()}
-    return frozenset(names - {"sweep", "design", "overrides"})
+    return frozenset(Scenario.model_fields.keys() - {"sweep", "design", "overrides"})
 
 
 def _own(columns: Sequence[str]) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from mpsim.cli.app import COMMANDS
 
-HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "networkx"]
+HEAVY = ["pydantic", "matplotlib", "torch", "numba", "pandas", "dask", "distributed", "networkx"]
 NOT_ASKED_FOR = [
     "simpy",
     "mpsim.plot",
@@ -31,7 +31,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 146
+MODULES = 144
 """Of mpsim, that a run of the quickstart imports."""
 
 

@@ -14,14 +14,14 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pydantic
 import pytest
 
 import mpsim
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
+from mpsim.scenario.fields import Key
 from mpsim.scenario.layers import assign
-from mpsim.scenario.schema import keys_of, known_keys, section_at
+from mpsim.scenario.schema import known_keys, section_at
 from mpsim.units import Dimension, format_exact, parse_quantity
 from tests.nightly import some
 
@@ -346,20 +346,19 @@ def keys() -> Iterator[str]:
             yield key  # a run takes no notice of a study
 
 
-def field(key: str) -> pydantic.fields.FieldInfo:
+def field(key: str) -> Key:
     """The field of a key."""
     *section, name = key.split(".")
     holder = section_at(Scenario, section)
     assert holder is not None
-    return keys_of(holder)[name]
+    return holder.model_fields[name]
 
 
 def kinds(annotation: Any, metadata: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     """Types of values that a field takes, each with what bounds it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        inner = (getattr(item, "metadata", [item]) for item in arguments[1:])
-        yield from kinds(arguments[0], [*metadata, *(one for several in inner for one in several)])
+        yield from kinds(arguments[0], [*metadata, *arguments[1:]])
     elif origin in (typing.Union, types.UnionType):
         for one in arguments:
             yield from kinds(one, metadata)
@@ -369,15 +368,17 @@ def kinds(annotation: Any, metadata: list[Any]) -> Iterator[tuple[Any, list[Any]
 
 def numbers(kind: type, now: object, metadata: list[Any]) -> Iterator[object]:
     """Numbers within the bounds of a field, half and double first."""
+    told = dict[str, Any]()
+    for item in metadata:
+        told |= getattr(item, "told", {}) | getattr(item, "bounds", {})
     at = now if isinstance(now, int | float) else 2
     moved = (at * 2, at / 2, at + 1, at - 1, at * 4, (at + 1) / 2, 0.3, 0)
     for number in dict.fromkeys(map(kind, moved)):
         bounds = [
-            number >= getattr(item, "ge", number)
-            and number <= getattr(item, "le", number)
-            and number > getattr(item, "gt", number - 1)
-            and number < getattr(item, "lt", number + 1)
-            for item in metadata
+            number >= told.get("ge", number),
+            number <= told.get("le", number),
+            number > told.get("gt", number - 1),
+            number < told.get("lt", number + 1),
         ]
         if all(bounds) and number >= 0:
             yield number
@@ -389,7 +390,7 @@ def values(key: str, now: object) -> Iterator[object]:
     if last in VALUES and (last != "links" or "fabric" in key):
         yield from VALUES[last]
         return
-    for kind, metadata in kinds(about.annotation, list(about.metadata)):
+    for kind, metadata in kinds(about.annotation, []):
         dimension = next((m.dimension for m in metadata if hasattr(m, "dimension")), None)
         names = next((m.names for m in metadata if hasattr(m, "names")), None)
         if dimension is not None:
@@ -501,8 +502,8 @@ def verdict(job: str, key: str) -> str:
     now = value_at(start.data, placed(key))
     if now is None:
         now = value_at(start.scenario.resolved(), placed(key))
-    if now is None and not field(key).is_required():
-        now = field(key).get_default(call_default_factory=True)
+    if now is None and field(key).default is not ...:
+        now = field(key).default
     found = set()
     for _, value in zip(
         range(MOST), (value for value in values(key, now) if value != now), strict=False

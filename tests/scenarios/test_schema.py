@@ -18,10 +18,9 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Accelerator, Fabric, Link, accelerator, link, system, system_names
 from mpsim.scenario import Scenario, check, checks, json_schema, load
 from mpsim.scenario.checks import CHECKS
-from mpsim.scenario.cluster import AcceleratorChoice, LinkChoice
+from mpsim.scenario.cluster import AcceleratorChoice, FabricChoice, LinkChoice
 from mpsim.scenario.examples import template_names, template_text
 from mpsim.scenario.model import ModelChoice
-from mpsim.scenario.network import FabricChoice
 from mpsim.scenario.sections import expand_range
 from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
@@ -353,7 +352,7 @@ MOE = {"model": {"preset": "gpt3-175b", "moe": {"experts": 16, "top_k": 2, "ffn_
         ("check_tensor_overlap", "framework.tensor_overlap", {"framework": {"preset": "megatron-core", "tensor_overlap": "decomposed"}}),
         ("check_zero", "parallelism.zero", {"parallelism": {"tp": 8, "pp": 16, "zero": 2}}),
         ("check_network", "simulation.engine", {"simulation": {"network": "flow", "engine": "replay"}}),
-        ("check_outages", "variation.outages", {"variation": {"outages": [{"node": 0, "at": "1 s", "duration": "1 s"}]}}),
+        ("check_variation", "variation.outages", {"variation": {"outages": [{"node": 0, "at": "1 s", "duration": "1 s"}]}}),
         ("check_size", "training.global_batch", {"training": {"global_batch": 8_000_000, "sequence_length": 2048}}),
         ("check_sweep", "sweep.parallelism.tp.1", {"sweep": {"parallelism.tp": [8, -8]}}),
         ("check_sweep", "sweep.schema", {"sweep": {"schema": [1]}}),

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks import common, layer, step, tuning
+from mpsim.scenario.checks import common, layer, step
 from mpsim.scenario.checks.common import wrong_values
 from mpsim.scenario.checks.step import absent_parts
 
@@ -41,7 +41,7 @@ def _checks_of(module: ModuleType) -> tuple[Check, ...]:
 _COMMON: Final = _checks_of(common)
 CHECKS: Final = (
     *_COMMON,
-    *itertools.chain(*map(_checks_of, (step, layer, tuning))),
+    *itertools.chain(*map(_checks_of, (step, layer))),
 )
 """Those of a scenario that trains."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-import pydantic
+from pydantic_core import ValidationError
 
 from mpsim import structs
 from mpsim.document import Document
@@ -160,12 +160,12 @@ def check_overrides(scenario: Written) -> Iterator[Problem]:
                 yield Problem(message, f"overrides.{name}")
 
 
-def _misfits(document: Document, kind: type[pydantic.BaseModel]) -> list[str]:
+def _misfits(document: Document, kind: type[Written]) -> list[str]:
     """Mistakes of `document` that the schema finds, key first."""
     problems: list[Problem] = list(document.problems)
     try:
         kind.model_validate(document.data)
-    except pydantic.ValidationError as error:
+    except ValidationError as error:
         # the words for mistakes, which most scenarios do without
         from mpsim.scenario.translate import translate
 

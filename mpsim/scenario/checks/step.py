@@ -131,11 +131,7 @@ def check_variation(scenario: Written) -> Iterator[Problem]:
         yield mistake("varied_experts", scenario)
     if scenario.has_uneven_replicas:
         yield mistake("varied_replicas", scenario)
-
-
-def check_outages(scenario: Written) -> Iterator[Problem]:
-    """Refuse outages in training, which has checkpoints to go back to."""
-    if scenario.variation is not None and scenario.variation.outages:
+    if variation.outages:  # a training has checkpoints to go back to
         yield mistake("outages", scenario)
 
 

@@ -13,7 +13,7 @@ from mpsim.formats.megatron_settings import flags
 from mpsim.formats.words import TABLES, keys
 from mpsim.framework import framework
 from mpsim.scenario import Scenario
-from mpsim.scenario.schema import keys_of
+from mpsim.scenario.fields import Later
 from mpsim.serving.engines import EnginePreset
 
 
@@ -27,6 +27,8 @@ def sections(annotation):
     """Sections of the schema that an annotation holds, however deep."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return [annotation]
+    if isinstance(annotation, Later):
+        return [annotation.model]
     return [part for inner in typing.get_args(annotation) for part in sections(inner)]
 
 
@@ -38,7 +40,7 @@ def known_keys():
     stack = [("", Scenario)]
     while stack:
         head, section = stack.pop()
-        for name, field in keys_of(section).items():
+        for name, field in section.model_fields.items():
             key = f"{head}{name}"
             names.add(key)
             stack += [(f"{key}.", part) for part in sections(field.annotation)]
