@@ -121,16 +121,18 @@ def read(
         # numbers and nesting beyond what Python converts, in a place that the reader does not
         # guard: a mutation test looks for this word, and anything else that escapes a reader is a
         # bug and shows as one
-        raise FormatError(
-            f"{path}: cannot be read as {known.title}: unforeseen {type(error).__name__}:"
-            f" {str(error)[:80]}"
-        ) from error
-    return on_cluster(result, options) if isinstance(result, Imported) else result
+        why = f"unforeseen {type(error).__name__}: {str(error)[:80]}"
+        raise FormatError(f"{path}: cannot be read as {known.title}: {why}") from error
+    if not isinstance(result, Imported):
+        return result
+    told = source.FORMATS["variables"] if known in (*SERVERS, SLURM, MEGATRON) else "(?!)"
+    if names := ", ".join(dict.fromkeys(re.findall(told, head.text))):
+        warnings = (*result.warnings, say("formats.variables", told=names))
+        result = structs.replace(result, warnings=warnings)
+    return on_cluster(result, options)
 
 
-_SAID_ELSEWHERE: Final = re.compile(
-    r"^(distributed_type|compute_environment|fsdp_config):", re.MULTILINE
-)
+_SAID_ELSEWHERE: Final = re.compile(r"(?m)^(distributed_type|compute_environment|fsdp_config):")
 """Keys of an Accelerate configuration, which holds no more than how parameters are sharded."""
 
 
@@ -146,10 +148,7 @@ def _in_folder(path: Path) -> Path:
     ranks = sorted(file for file in path.glob("*.0.et") if is_trace(file))
     found = modules or ranks
     if len(found) != 1:
-        names = (
-            ", ".join(file.name for file in found[:4])
-            or "neither *after_optimizations.txt nor *.0.et"
-        )
+        names = ", ".join(file.name for file in found[:4]) or "neither a compiled module nor *.0.et"
         raise FormatError(f"{path}: is a folder with {names}; name the file to read")
     return found[0]
 

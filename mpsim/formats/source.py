@@ -13,7 +13,7 @@ from mpsim.formats.imported import Imported, Points, Recorded
 from mpsim.shipped import read_shipped
 
 HEAD = 1 << 16  # characters from which formats recognise their own
-FORMATS: Mapping[str, Mapping[str, Any]] = read_shipped("mpsim.formats.data", "formats.yaml")
+FORMATS: Mapping[str, Any] = read_shipped("mpsim.formats.data", "formats.yaml")
 """What formats that are read and written are called, by name, and their further names."""
 
 open_text = functools.partial(inputs.open_text, error=CalibrationError)

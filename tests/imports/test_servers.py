@@ -29,6 +29,23 @@ def launched(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("export NCCL_P2P_DISABLE=1 NCCL_IB_HCA=mlx5_0", "NCCL_P2P_DISABLE"),
+        ("NCCL_IB_DISABLE=0 CUDA_DEVICE_MAX_CONNECTIONS=1 NVTE_FUSED_ATTN=1", ""),
+        ("NCCL_ALGO=Ring NVTE_FUSED_ATTN=0", "NCCL_ALGO, NVTE_FUSED_ATTN"),
+        ("- name: VLLM_ATTENTION_BACKEND\n  value: FLASHINFER", "VLLM_ATTENTION_BACKEND"),
+    ],
+)
+def test_variables_that_move_a_service_are_told(tmp_path, words, named):
+    """Without peer-to-peer copies tensor parallelism goes through the host's memory."""
+    path = tmp_path / "serve.sh"
+    path.write_text(f"{words}\n{VLLM}\n")
+    told = [line for line in read(path, format="vllm").warnings if line.startswith("variables")]
+    assert [line.rpartition(": ")[2] for line in told] == ([named] if named else [])
+
+
+@pytest.mark.parametrize(
     ("line", "moves"),
     [
         (f"{VLLM} --prefill-context-parallel-size 2 --port 80", "prefill-context-parallel-size"),
