@@ -399,7 +399,8 @@ def main() -> None:
         *pooled_section(records, refits),
     ]
     dense = [record for record in records if record.id in hidden and complete_dense(record)]
-    lines += slopes.section(dense, hidden)
+    contradicting = {record.id for record in dense if trap_of(record.id)}
+    lines += slopes.section(dense, hidden, contradicting)
     slopes.draw(dense, hidden, HERE / "accuracy-slopes.png")
     lines += [*decision_section(validation), *constants_section(refits), *declared_section(refits)]
     lines += [*worst_section(records), *skipped_section(validation)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -178,10 +178,35 @@ def _ladders(
     return found
 
 
-def missed(
-    records: Sequence[Record], hidden: Mapping[str, float]
-) -> list[tuple[str, str, int, float, float]]:
-    """Ladders along which a doubling moves the error by more than `BAR`: axis, what they are, rows, range of the axis in doublings, slope; and how many there are in all."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ladder:
+    """Rows of a family that differ in nothing but an axis and what goes with it.
+
+    Parameters
+    ----------
+    axis, title : str
+    rows : int
+    reach : float
+        Range of the axis [doublings].
+    slope, sigma : float
+        Change of the error a doubling, and what the scatter around it leaves open.
+    """
+
+    axis: str
+    title: str
+    rows: int
+    reach: float
+    slope: float
+    sigma: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether a doubling moves the error by no more than `BAR`."""
+        return abs(self.slope) <= BAR
+
+
+def ladders(records: Sequence[Record], hidden: Mapping[str, float]) -> list[Ladder]:
+    """Every ladder of `LEAST` rows and a doubling or more."""
     cells = [cells_of(record).cells for record in records]
     error = np.array([math.log1p(hidden[record.id]) for record in records])
     names = [record.family for record in records]
@@ -192,38 +217,48 @@ def missed(
             along, across = x[rows], error[rows]
             if len(rows) < LEAST or np.ptp(along) < 1:
                 continue
-            slope = float(np.polyfit(along, across, 1)[0])
+            slope, level = np.polyfit(along, across, 1)
+            rest = float(np.var(across - slope * along - level)) * len(rows) / (len(rows) - 2)
+            sigma = math.sqrt(rest / (float(np.var(along)) * len(rows)))
             title = " ".join(part for part in dict.fromkeys(key) if 0 < len(part) <= _WORD)
-            found.append((axis.title, title, len(rows), float(np.ptp(along)), slope))
+            reach = float(np.ptp(along))
+            found.append(Ladder(axis.title, title, len(rows), reach, float(slope), sigma))
     return found
 
 
-def _missed_section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]:
-    """How many ladders keep the bar, and those that do not, the steepest first."""
-    found = missed(records, hidden)
+def _missed_section(
+    records: Sequence[Record], hidden: Mapping[str, float], traps: Collection[str]
+) -> list[str]:
+    """How many ladders keep the bar, with traps and without, and those that do not, the steepest first."""
+    found = ladders(records, hidden)
+    clean = ladders([record for record in records if record.id not in traps], hidden)
     lines = [
-        f"\nLadders of {LEAST} rows and a doubling or more, and how many keep within {BAR:.1%} a doubling:\n",
-        "| a | ladders | keep the bar | median slope |",
-        "| --- | ---: | ---: | ---: |",
+        f"\nLadders of {LEAST} rows and a doubling or more, and how many keep within {BAR:.1%} a doubling, with traps and without:\n",
+        "| a | ladders | keep the bar | median slope | without traps |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for title, group in itertools.groupby(found, key=lambda each: each[0]):
-        slopes = [each[-1] for each in group]
-        kept = sum(abs(slope) <= BAR for slope in slopes)
-        lines.append(f"| {title} | {len(slopes)} | {kept} | {np.median(slopes):+.2%} |")
+    for title, group in itertools.groupby(found, key=lambda each: each.axis):
+        own, rest = [*group], [each for each in clean if each.axis == title]
+        middle = np.median([each.slope for each in own])
+        apart = f"{sum(each.kept for each in rest)} of {len(rest)}"
+        kept = sum(each.kept for each in own)
+        lines.append(f"| {title} | {len(own)} | {kept} | {middle:+.2%} | {apart} |")
     lines += [
-        "\nThose that miss:\n",
+        "\nThose that miss, each with what its own scatter leaves open:\n",
         "| a | ladder | rows | doublings | slope |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {axis} | {title} | {rows} | {reach:.1f} | {slope:+.1%} |"
-        for axis, title, rows, reach, slope in sorted(found, key=lambda each: -abs(each[-1]))
-        if abs(slope) > BAR
+        f"| {each.axis} | {each.title} | {each.rows} | {each.reach:.1f} | {each.slope:+.1%} ± {each.sigma:.1%} |"
+        for each in sorted(found, key=lambda each: -abs(each.slope))
+        if not each.kept
     ]
     return lines
 
 
-def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]:
+def section(
+    records: Sequence[Record], hidden: Mapping[str, float], traps: Collection[str] = ()
+) -> list[str]:
     """The slopes as Markdown.
 
     Parameters
@@ -232,6 +267,8 @@ def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]
         Dense and complete runs.
     hidden : mapping
         Their errors by id, names hidden.
+    traps : collection of str
+        Ids of rows that contradict their neighbours.
     """
     lines = [
         "\n## Slopes\n",
@@ -246,7 +283,7 @@ def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]
         lines.append(f"| {axis.title} | {plain} | {inside} | {ladders} ({ladders.rows}) |")
     return [
         *lines,
-        *_missed_section(records, hidden),
+        *_missed_section(records, hidden, traps),
         "\n![Errors along each axis](accuracy-slopes.png)\n",
     ]
 

@@ -102,15 +102,14 @@ class AttentionModel:
             group = choose_group("kernels", group.words["as"][0], name, family, measured)
         forward = groups.get(f"forward_{kernel}.{name}")
         own = measured is not None and any(measured.under(f"kernels.attention_{kernel}"))
-        if own:
-            forward = None  # what was measured holds both passes
         (self.precision,) = group.words.get("precision", (precision,))
         if precision not in _HALF and not own:
             group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
-            forward = None
-        self._group, self._forward_group, self._use = group, forward, use
+        alone = precision in _HALF and not own  # what was measured holds both passes
+        self._group, self._forward_group, self._use = group, forward if alone else None, use
         self._rules, self._launch = groups["attention_rules"], groups["memory_rules"]
         self._burst = groups["attention_burst"]
+        self._parted = group if "forward_share" in group else self._rules
         self._tiles = choose_group("kernels", "occupancy", name, family)
         self._hot, self._level, self._few_heads = hot, level, few_heads
         self._peak = accelerator.peak(self.precision)
@@ -141,8 +140,7 @@ class AttentionModel:
 
     def _share(self, work: AttentionWork) -> Floats:
         """Share of each pass in the time of both."""
-        group = self._group if "forward_share" in self._group else self._rules
-        share = self._use(group, "forward_share")
+        share = self._use(self._parted, "forward_share")
         return np.where(work.forward, share, 1.0 - share)
 
     def _evaluate(

@@ -432,9 +432,8 @@ class KernelModel:
             return 1.0
         rules = self._rules["gemm_alignment"]
         self._use(rules, "alignment")
-        peak, constants = self._gemm[self._wide]
         plain = self._peak("fp32") * self._use(rules, "plain_fraction")
-        return max(1.0, peak * constants.compute_fraction / plain)
+        return max(1.0, self.wide_rate / plain)
 
     def _attentions(self, operators: Sequence[Operator]) -> Floats:
         queries, keys, heads, sequences, dim, dim_v, window = _columns(
@@ -496,10 +495,8 @@ class KernelModel:
 
     def _memory_leaf(self, kind: OperatorKind) -> tuple[ConstantGroup, str]:
         """Name of the share of the memory rate of a kind; benchmarks of norms have their own."""
-        burst = self._rules["memory_burst"]
-        if not self._hot and kind.value in burst:
-            return burst, kind.value
-        return self._rules["memory_rules"], kind.value
+        quiet = not self._hot and kind.value in self._rules["memory_burst"]
+        return self._rules["memory_burst" if quiet else "memory_rules"], kind.value
 
 
 def _side(o: Operator) -> float:
