@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
-from mpsim.errors import HardwareError, ScenarioError
+from mpsim.errors import CalibrationError, HardwareError, ScenarioError
 from mpsim.formats import Assumed
 from mpsim.framework import (
     ContextExchange,
@@ -26,6 +27,7 @@ _CUT = ("decomposed", "micro-pipeline")  # products cut in chunks of tokens
 _INSTEAD = {"bf16": ("fp16",), "fp16": ("bf16",), "nvfp4": ("mxfp8", "bf16"), "tf32": ("fp32",)}
 _INSTEAD |= dict.fromkeys(("fp8", "mxfp8", "fp8_block"), ("bf16", "fp16"))
 _WIDEST = {"flash1": 128}  # FlashAttention 0.2 to 1.0 (README: head dimensions up to 128)
+_NEAR = 0.1  # a batch rounded by more is another run
 _HIDING = "microbatch"  # overlap of experts that needs a forward beside a backward
 
 
@@ -43,6 +45,11 @@ def adapted(scenario: Sections) -> tuple[Sections, tuple[Assumed, ...]]:
         With all that no preset or schedule here supports exchanged.
     tuple of Assumed
         Each exchange and its reason.
+
+    Raises
+    ------
+    CalibrationError
+        If its replicas do not share out its batch, nor one that is near.
     """
     nearest = copy.deepcopy(scenario)
     exchanged = [step(nearest) for step in _STEPS]
@@ -213,31 +220,35 @@ def _batch(scenario: Sections) -> Assumed | None:
             str(training["micro_batch"]),
             f"{each} does not divide the {batch // dp} sequences of a replica",
         )
-    training["global_batch"] = max(1, round(batch / (dp * each))) * dp * each
-    return Assumed(
-        "global_batch_seqs",
-        str(training["global_batch"]),
-        f"{batch} does not divide among {dp} replicas",
-    )
+    near = max(1, round(batch / (dp * each))) * dp * each
+    return _rounded(training, near, f"{batch} does not divide among {dp} replicas")
+
+
+def _rounded(training: dict[str, Any], batch: int, why: str) -> Assumed:
+    """Another batch, where it is near."""
+    given, training["global_batch"] = training["global_batch"], batch
+    if abs(batch / given - 1) > _NEAR:
+        raise CalibrationError(f"global_batch_seqs: {why}")
+    return Assumed("global_batch_seqs", str(batch), why)
 
 
 def _rounds(scenario: Sections) -> Assumed | None:
     """Interleaving takes microbatches in equal rounds of at least as many as there are stages."""
     training, mesh = scenario["training"], scenario["parallelism"]
-    step = mesh["dp"] * training["micro_batch"]
+    step, stages = mesh["dp"] * training["micro_batch"], mesh["pp"]
     number = training["global_batch"] // step
-    rounds = number // mesh["pp"]
     interleaves = schedule(scenario["schedule"]["name"]).interleaves
-    whole = _software(scenario).pipeline.whole_groups and number % mesh["pp"] > 0
-    if not interleaves or rounds < 1 or (number % rounds == 0 and not whole):
+    whole = _software(scenario).pipeline.whole_groups
+    rounds = number // stages
+    if not interleaves or rounds < 1 or (number % rounds == 0 and not (whole and number % stages)):
         return None
-    # a multiple of pp is legal in every stack, Megatron-LM's too
-    training["global_batch"] = round(number / mesh["pp"]) * mesh["pp"] * step
-    return Assumed(
-        "global_batch_seqs",
-        str(training["global_batch"]),
-        f"{number} microbatches are not whole rounds of {mesh['pp']}",
-    )
+    # it ran: its release has groups of other sizes than its stages
+    near = (n for off in itertools.count() for n in (number - off, number + off) if n >= stages)
+    count = next(n for n in near if n % (n // stages) == 0)
+    if whole and count % stages:
+        scenario["framework"]["whole_groups"] = False
+    why = f"{number} microbatches are not whole rounds of {stages}"
+    return _rounded(training, count * step, why)
 
 
 def _sharers(scenario: Sections) -> Assumed | None:

@@ -16,6 +16,7 @@ from mpsim.parallel import AXES
 
 __all__ = [
     "BY_FAMILY",
+    "FEW",
     "Filled",
     "fill_in",
     "guesses",
@@ -27,9 +28,11 @@ __all__ = [
 ]
 
 BY_FAMILY = "usual with its framework"
+FEW = "there are fewer sequences than accelerators"
 _SAID = "as its words say"
 _TILE = 256  # widths of gated MLPs are multiples of it
 _STATED = ("tp", "pp", "dp")
+_TENSOR, _TOGETHER = (1, 2, 4, 8, 16), 8  # ranks that share a layer, at most those of a usual node
 _MULTIPLYING = tuple(axis.name for axis in AXES if axis.multiplies)
 
 
@@ -75,7 +78,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     for column, value in rule.get("assume", {}).items():
         text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
         row = row.with_column(column, text, BY_FAMILY)
-    row = _network(_head(_inner(_gate(_shape(_degree(row))))))
+    row = _network(_head(_inner(_gate(_shape(_divided(_degree(row)))))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not row.cells.text(column) and _fits(row.cells, entry["where"]):
@@ -167,6 +170,19 @@ def _degree(row: Filled) -> Filled:
     if count % taken:
         return row
     return row.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
+
+
+def _divided(row: Filled) -> Filled:
+    """Tensor parallelism of as many ranks as leave each replica a sequence, where no degree is stated and there are fewer sequences than accelerators."""
+    cells = row.cells
+    count, batch = cells.whole("num_accel"), cells.whole("global_batch_seqs")
+    if not count or not batch or any(cells.text(axis) for axis in _STATED):
+        return row
+    ranks = count // (cells.whole("cp") or 1)
+    each = cells.whole("accel_per_node") or _TOGETHER
+    fits = (tp for tp in _TENSOR if tp <= each and ranks % tp == 0 and batch % (ranks // tp) == 0)
+    tp = next(fits, 1)
+    return row if tp == 1 else row.with_column("tp", str(tp), FEW)
 
 
 def _microbatch(row: Filled) -> Filled:

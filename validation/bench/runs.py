@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.adapt import adapted
-from bench.assumptions import BY_FAMILY, Filled, fill_in
+from bench.assumptions import BY_FAMILY, FEW, Filled, fill_in
 from bench.attention import attention_of
 from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
@@ -55,6 +55,7 @@ _COLUMNS = {
     "parallelism.tp": "tp",
     "parallelism.pp": "pp",
     "parallelism.ep": "ep",
+    "parallelism.offload": "offload",
     "parallelism.sequence_parallel": "sequence_parallel",
 }
 _TRIED = ("recompute", "micro_batch_seqs", "etp", "zero_stage")
@@ -145,8 +146,10 @@ def opened_of(run: Imported, cells: Cells | None) -> set[str]:
     if cells is None or cells.text("tp"):
         return opened
     parts = run.scenario["parallelism"]
+    guessed = {each.to for each in run.assumed if each.why == FEW}
     own = [
-        parts[name] > usual and not cells.text(column) for name, (column, usual) in _WHOLE.items()
+        parts[name] > usual and not cells.text(column) and column not in guessed
+        for name, (column, usual) in _WHOLE.items()
     ]
     if any(own):
         return opened
@@ -183,7 +186,7 @@ def fitting(
     if ran and "parallelism.tp" not in opened:
         # it ran, and so not as its row says
         opened |= _disbelieved(tried, "" if cells is None else cells.text("assumed_fields"))
-    values = settled(scenario, opened, tried, _further(run, rule, opened))
+    values = settled(scenario, opened, tried, _further(run, rule, opened, tried))
     divided = "parallelism.dp" in values
     told = [
         Assumed(
@@ -234,7 +237,7 @@ def _told(value: object) -> object:
 
 
 def _further(
-    run: Imported, rule: Mapping[str, Any], opened: Collection[str]
+    run: Imported, rule: Mapping[str, Any], opened: Collection[str], tried: Tried
 ) -> Iterator[dict[str, object]]:
     """What is tried in turn while nothing fits: what recipes of its software have then; experts over ever more ranks, where those are a guess; the optimizer on the host; activations of ever more layers in host memory, where its software offloads and says not how many."""
     yield from rule.get("lean", ())
@@ -244,8 +247,10 @@ def _further(
             if degrees["dp"] % count == moe["experts"] % count == 0:
                 yield {"parallelism.ep": count}
     if degrees["zero"] and {"training.recompute", "training.micro_batch"} <= {*opened}:
-        least = {"training.recompute": "full", "training.micro_batch": 1}
-        yield {**least, "parallelism.offload": "optimizer"}
+        least: dict[str, object] = {"training.recompute": "full", "training.micro_batch": 1}
+        with contextlib.suppress(MpsimError):
+            if tried.filled(least) > table("assumptions")["believed"]["assumed"]:
+                yield {**least, "parallelism.offload": "optimizer"}
     step = int(rule.get("offload_layers", 0))
     layers = int(run.scenario["model"].get("layers", 0)) if step else 0
     for count in range(step, layers + 1, step or 1):

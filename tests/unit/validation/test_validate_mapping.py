@@ -358,7 +358,7 @@ def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
         ({"micro_batch_seqs": "3"}, "micro_batch_seqs = 1"),
         (
             {"vp_chunks_per_rank": "2", "pp": "8", "dp": "8", "global_batch_seqs": "224"},
-            "global_batch_seqs = 256 (28 microbatches are not whole rounds of 8)",
+            "global_batch_seqs = 216 (28 microbatches are not whole rounds of 8)",
         ),
         ({"inter_node_link": "carrier pigeon", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
         ({"intra_node_link": "string"}, "scale_up = nvlink4"),
@@ -638,6 +638,22 @@ def test_experts_drop_tokens_at_the_capacity_that_words_name() -> None:
     assert scenario["model"]["moe"]["capacity_factor"] == 1.25
     assert scenario["framework"]["expert_synchronizations"] == 0
     assert "capacity_factor" not in _described(**{**row, "notes": ""}).scenario["model"]["moe"]
+
+
+@pytest.mark.parametrize("sequences", ["1024", "1025", "4096"])
+def test_a_batch_smaller_than_its_accelerators_divides_the_model(sequences: str) -> None:
+    """Nobody trains on more sequences than the batch says: ranks share a layer where no division is stated, and what contradicts itself is refused."""
+    open_ones = dict.fromkeys(("tp", "pp", "dp", "zero_stage", "micro_batch_seqs"), "")
+    row = {**open_ones, "num_accel": "2048", "global_batch_seqs": sequences}
+    if sequences == "1025":
+        with pytest.raises(CalibrationError, match="1025 does not divide among 2048"):
+            _described(**row)
+        return
+    run = fitting(_described(**row))
+    assert run.scenario["training"]["global_batch"] == int(sequences)
+    assert run.scenario["parallelism"]["tp"] == (2 if sequences == "1024" else 1)
+    with pytest.raises(CalibrationError, match="does not divide among"):
+        _described(**{**row, "global_batch_seqs": "1024", "tp": "1", "pp": "1"})
 
 
 def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:

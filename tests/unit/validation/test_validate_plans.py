@@ -259,7 +259,7 @@ def test_words_of_experts_tell_their_width():
 
 
 def test_groups_of_microbatches_that_a_stack_asks_for_are_told():
-    """Megatron-LM interleaves multiples of its stages: 15 microbatches on 12 stages become 12."""
+    """Megatron-LM interleaves multiples of its stages: who ran 15 microbatches on 12 had a release with groups of other sizes, and their batch stays."""
     scenario = {
         "model": {"heads": 96, "hidden": 18432},
         "parallelism": {"tp": 8, "pp": 12, "dp": 64, "cp": 1, "zero": 1, "sequence_parallel": True},
@@ -275,5 +275,6 @@ def test_groups_of_microbatches_that_a_stack_asks_for_are_told():
         "framework": {"preset": "nemo-1-2405"},
     }
     nearest, told = adapted(scenario)
-    assert nearest["training"]["global_batch"] == 12 * 64
+    assert nearest["training"]["global_batch"] == 15 * 64
+    assert nearest["framework"]["whole_groups"] is False
     assert any("whole rounds" in each.why for each in told)
