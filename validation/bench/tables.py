@@ -44,7 +44,12 @@ _DATED = "dated"  # stands for family, framework and date together
 _SAID = "said"  # stands for model, framework, schedule, overlap and sharding together
 _ANYWHERE = "anywhere"  # stands for the same and the notes, without paths of files in them
 _SAYING = ("model", "framework", "schedule", "overlap_notes")
-_MEANT = {"precision": ("precisions", "precision"), "zero_stage": ("sharding", "zero")}
+_MEANT = {
+    "precision": ("training", "precisions", "precision"),
+    "zero_stage": ("training", "sharding", "zero"),
+    "sharding": ("training", "sharding", "zero"),
+    "method": ("peaks", "methods", "method"),
+}
 _PATH = r"\S*\w/\S*\.\w+"
 _BY_NAME = "the software is read from the family's name"
 
@@ -177,7 +182,7 @@ def affirmed(text: str) -> str:
 
 
 def words_of(cells: Cells, column: str) -> str:
-    """Words of a column as rules read them: what is meant before what is said of a number format, without what is denied, and of a sharding; an accelerator without its maker.
+    """Words of a column as rules read them: what is meant before what is said of a number format, without what is denied, of a sharding and of a method; an accelerator without its maker.
 
     Examples
     --------
@@ -193,8 +198,8 @@ def words_of(cells: Cells, column: str) -> str:
         text = affirmed(text)
     if column not in _MEANT or not text or text.isdigit():
         return text
-    section, key = _MEANT[column]
+    name, section, key = _MEANT[column]
     try:
-        return f"{lookup('training', section, text)[key]} {text}"
+        return f"{lookup(name, section, text)[key]} {text}"
     except (CalibrationError, KeyError):
         return text  # what is refused says so where the scenario is made

@@ -9,6 +9,7 @@ import pytest
 
 from bench import validate_files
 from bench.peaks import peak_of, scenario_of
+from bench.tables import lookup
 from mpsim.errors import CalibrationError
 from mpsim.formats.tables import Cells
 from mpsim.scenario import Scenario
@@ -236,3 +237,32 @@ def test_projected_gradients_are_refused_by_name() -> None:
     for name in ("GaLore AdamW 8-bit", "LAMB", "somebody's"):
         with pytest.raises(CalibrationError, match="states of this optimizer"):
             scenario_of(Cells({**PEAK, "optimizer": name}))
+
+
+SAME: list[tuple[str, str, tuple[str, ...]]] = [
+    ("method", "full", ("SFT", "FFT", "full parameter tuning", "continued pretraining")),
+    ("method", "lora", ("LoRA fine-tuning", "SFT (LoRA)", "LoRA r=8", "peft lora")),
+    ("method", "qlora", ("QLoRA (NF4)", "4-bit LoRA", "qlora sft", "LoRA (4-bit base)")),
+    ("sharding", "FSDP", ("FULL_SHARD", "full shard", "fully_shard")),
+    ("compute_dtype", "bf16", ("bfloat16", "bf16-mixed")),
+    ("offload", "", ("none", "off")),
+    ("offload", "optimizer to CPU", ("ZeRO-Offload", "optimizer states on CPU", "optimizer")),
+    ("offload", "CPU offload", ("CPUOffloadPolicy", "cpu_offload=True")),
+    ("loss", "liger", ("fused linear cross entropy", "CCE")),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "usual", "words"),
+    [(column, usual, words) for column, usual, others in SAME for words in others],
+)
+def test_a_peak_does_not_hang_on_which_word_of_several(column: str, usual: str, words: str) -> None:
+    """Methods, divisions, formats, offload, losses and readings by any of their names are the same row."""
+    cells = {**PEAK, "software": "somebody's", "sharding": "FSDP", "base_weights": ""}
+    scenarios = [scenario_of(Cells({**cells, column: text}))[:2] for text in (usual, words)]
+    assert scenarios[0][0] == scenarios[1][0]
+
+
+@pytest.mark.parametrize("words", ["NVML used", "DCGM FB used", "gpustat", "GPU memory usage"])
+def test_what_a_device_reports_is_not_what_an_allocator_handed_out(words: str) -> None:
+    assert lookup("peaks", "statistics", words)["seen"] == "memory"
