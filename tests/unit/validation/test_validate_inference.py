@@ -202,6 +202,14 @@ def test_a_script_that_divides_the_experts_itself_counts(rows, tmp_path):
     ]
 
 
+def test_pools_keep_requests_on_every_rank_where_their_launch_says_so(rows, tmp_path):
+    """The layout of a row has lost dp-attn, which its configuration has: of prompts, and of sixteen ranks that decode, not of four instances of four."""
+    chosen = [row for row in rows if row["id"] in ("aicsil-0797", "aicsil-0801")]
+    plans = [plan_of(row)[0] for row in opened(_written(chosen, tmp_path))[1]]
+    ranks = [[pool.attention_dp for pool in plan.pools.values()] for plan in plans]
+    assert ranks == [[4, 16], [4, 1]]
+
+
 @pytest.mark.parametrize(
     ("name", "tp", "ep", "ranks"),
     [
