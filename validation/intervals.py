@@ -453,8 +453,16 @@ class Fit:
         spread = np.sqrt(self.own_side(self.variances(sigmas, out)))
         scores, weights = self.log / spread, self.weights(out)
         low, high = _quantiles(scores, weights, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-        wider = few(len(set(self.family[weights > 0].tolist())))
-        return wider * np.array([min(low, -0.1), max(high, 0.1)])
+        return np.array([min(low, -0.1), max(high, 0.1)])
+
+    def wider(self, out: Sequence[str] = ()) -> Floats:
+        """Factors of each kind by how many families have it: the noise of few may be these families' own [K]."""
+        used = ~np.isin(self.family, out)
+        return np.array([few(len({*self.family[used & (has > 0)]})) for has in self.shares.T])
+
+    def spread(self, sigmas: Floats, out: Sequence[str] = ()) -> Floats:
+        """Sigma of every row where another family measured it, faster than predicted and slower [2, N]."""
+        return np.sqrt(self.variances(sigmas, out)) * (self.shares @ self.wider(out))
 
     def left_out(self, sigmas: Floats) -> Floats:
         """Interval of every row from other families alone: factors of the prediction [N, 2]; small families are left out several at once."""
@@ -470,7 +478,7 @@ class Fit:
                 ends[mine] = np.exp(spread.T * [-1.28, 1.28])
                 continue
             fitted = self.sigmas(out, np.log(sigmas))
-            spread = np.sqrt(self.variances(fitted, out)[:, mine])
+            spread = self.spread(fitted, out)[:, mine]
             ends[mine] = np.exp(-spread.T * self.quantiles(fitted, out)[::-1])
         return ends
 
@@ -626,7 +634,7 @@ def whole_requests(rows: Sequence[Residual], fitted: Mapping[str, Fitted]) -> Fi
         mine = [dataclasses.replace(row, figure=figure) for row in rows]
         fit = Fit(figure, [*one.fit.rows, *mine])
         alone = {row.family for row in rows} - {*one.fit.family.tolist()}
-        spread = np.sqrt(fit.variances(one.sigmas, sorted(alone))[:, -len(rows) :])
+        spread = fit.spread(one.sigmas, sorted(alone))[:, -len(rows) :]
         logs = -spread.T * one.quantiles[::-1]
         known = {row.id: place for place, row in enumerate(one.fit.rows)}
         for place, row in enumerate(rows):  # the part of the same row, where it was measured
@@ -684,9 +692,9 @@ class Fitted:
     def to_yaml(self, digest: str) -> str:
         fit = self.fit
         names, place, lines = list(fit.attributes), len(fit.kinds), []
-        noise, usual = (
+        noise, usual, wider = (
             f"{{{', '.join(f'{_text(kind)}: {each:.4f}' for kind, each in zip(fit.kinds, row, strict=False))}}}"
-            for row in (self.sigmas, fit.shares.mean(axis=0))
+            for row in (self.sigmas, fit.shares.mean(axis=0), fit.wider())
         )
         for name, levels in fit.attributes.items():
             lines.append(
@@ -705,6 +713,7 @@ class Fitted:
             f"rows: {len(fit.rows)}",
             f"families: {len(set(fit.family.tolist()))}",
             f"noise: {noise}",
+            f"wider: {wider}",
             *([f"usual: {usual}"] if fit.timed else []),
             *(
                 f"{name}: {sigma:.4f}"

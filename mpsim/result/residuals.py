@@ -11,7 +11,8 @@ where the parts of a step are those of its account (its ``compute``, ``compiled`
 chose and ordered all kernels, exposed ``exchange``, ``rest``), and other figures are one part, of
 the kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the
 accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open.
-80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0.
+80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0;
+sigma is ``wider`` where few families have a part, whose noise may be these families' own.
 Where the peak may be more than there is, measured runs are slower alone: an allocator that finds no
 room synchronises, frees what it cached and allocates again, so odds x ``full``^2 adds to that side.
 Everything is fitted by ``validation/intervals.py`` with whole families of runs left out, one file a
@@ -195,6 +196,8 @@ class Residuals:
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
     full: float = 0.0  # sigma that a peak beyond memory adds to the slower side
+    # factor of sigma by how many families have each of `Setting.parts`: noise of few may be theirs
+    wider: Mapping[str, float] = structs.field(default_factory=dict)
     # a sweep's thousands of layouts of one model are equally far from everything
     _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = structs.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
@@ -206,7 +209,10 @@ class Residuals:
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
         rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
-        return math.sqrt(noise**2 + self._place(setting)[0] + rest)
+        factor, most = 1.0, max(self.wider.values(), default=1.0)
+        if self.wider:
+            factor = math.fsum(share * self.wider.get(kind, most) for kind, share in parts.items())
+        return factor * math.sqrt(noise**2 + self._place(setting)[0] + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The nearest measured runs of the nearest stack, of equals the most; or None."""
@@ -367,6 +373,7 @@ def residuals(figure: str) -> Residuals:
     return Residuals(
         figure=figure,
         noise={str(kind): float(sigma) for kind, sigma in data["noise"].items()},
+        wider={str(kind): float(factor) for kind, factor in data.get("wider", {}).items()},
         usual={str(kind): float(share) for kind, share in data.get("usual", {}).items()},
         attributes={name: tuple(map(float, data["attributes"][name])) for name in names},
         doubling=float(data["doubling"]),

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.files import opened
 from bench.training import as_published
-from intervals import FASTEST, Residual, differences, fastest_yaml
+from intervals import FASTEST, Fit, Residual, differences, fastest_yaml, few
+from mpsim.formats.tables import Cells
 from mpsim.result.residuals import FASTEST_BY, FIGURES, Setting, fastest_measured, residuals
 from mpsim.shipped import read_shipped
 
 TABLE = Path(__file__).resolve().parents[2] / "validation" / "residuals.csv"
 LARGE = 20
+READ = Setting({**dict.fromkeys(("framework", "accelerator", "format", "model"), ("x", "y"))}, 8)
 LESS = {"dgxc-2411-jax": 0.55}
 """XLA on GPUs: FP8 and 70B are 6 to 20 % slow beside gathers since its stacks are copied, and the two kindred families agree within 4 %, so that widths from these are narrow."""
 
@@ -40,6 +44,21 @@ def coverage(chosen: Sequence[dict[str, str]]) -> float:
 def steps() -> list[dict[str, str]]:
     """Residuals of step times, dense models and mixtures of experts."""
     return [row for row in rows() if row["figure"].startswith("step")]
+
+
+def test_a_kind_of_reading_that_two_families_have_widens_more_than_one_of_four() -> None:
+    """Left out, none of their own counts: of a kind two are few(2) and then few(1), of another four few(4)."""
+    rows = [
+        Residual(name, name, "memory", dataclasses.replace(READ, labels={**READ.labels, "seen": (seen,)}), 0.1, math.nan, "", Cells({}))
+        for name, seen in zip("abcdef", ["memory"] * 2 + ["allocated"] * 4, strict=True)
+    ]  # fmt: skip
+    fit = Fit("memory", rows)
+    assert dict(zip(fit.kinds, fit.wider(), strict=True)) == {"allocated": few(4), "memory": few(2)}
+    assert fit.wider(["a"])[fit.kinds.index("memory")] == few(1)
+    sigmas = np.sqrt(fit.variances(fit.start))
+    assert (fit.spread(fit.start) / sigmas)[0].tolist() == pytest.approx(
+        [few(2)] * 2 + [few(4)] * 4
+    )
 
 
 def test_four_of_five_step_times_lie_in_their_interval() -> None:

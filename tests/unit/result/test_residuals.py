@@ -91,6 +91,15 @@ def test_sigma_adds_what_is_not_shared() -> None:
     assert one.sigma(at("g", "b", 256, "other")) == pytest.approx(math.sqrt(0.34))
 
 
+def test_parts_that_few_families_have_widen_by_their_share() -> None:
+    """Kernels of many families 1.1, a compiled program of few 1.5: half of each 1.3; a part that no family has as the widest."""
+    one = dataclasses.replace(known(runs("f", "a")), wider={"compute": 1.1, "compiled": 1.5})
+    plain = dataclasses.replace(one, wider={})
+    for shares, factor in (({"compute": 0.5, "compiled": 0.5}, 1.3), ({"rest": 1.0}, 1.5)):
+        setting = dataclasses.replace(at("f", "a"), shares=shares)
+        assert one.sigma(setting) == pytest.approx(factor * plain.sigma(setting))
+
+
 def test_the_interval_is_the_prediction_times_quantiles_of_the_spread() -> None:
     """Residuals ln(predicted / measured) from -2 to 1 sigma: measured from exp(-0.1) to exp(0.2) of the prediction."""
     interval = known(runs("f", "a")).interval(10.0, at("f", "a"))
