@@ -153,6 +153,8 @@ class _Block:
 
     def wait(self, kernel: Compute | None) -> tuple[int, ...]:
         """Advance to when a kernel may start (None: launched next); idle time is its wait's."""
+        if not self.pending:
+            return ()
         return self._await(
             tuple(
                 place

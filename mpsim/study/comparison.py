@@ -209,10 +209,7 @@ def compare(a: Side, b: Side, *, tokens: float | None = None) -> Comparison:
     tokens : float, optional
         To train on: the plans of both trainings stand side by side too.
 
-    Raises
-    ------
-    ScenarioError
-        If a mapping is not a result, or one whose training is to be planned.
+    Raises ScenarioError: if a mapping is not a result, or one whose training is to be planned.
     """
     first, second = _summary(a, "the first"), _summary(b, "the second")
     serve = [summary.get("job") == "serving" for summary in (first, second)]

@@ -198,10 +198,7 @@ def simulate_goodput(
     seed : int
         Equal seeds give equal results.
 
-    Raises
-    ------
-    ScenarioError
-        If a number is out of range.
+    Raises ScenarioError: if a number is out of range.
     """
     if interval is None:
         usual = usual_interval(checkpoint, reliability.mean_time_between)

@@ -217,16 +217,9 @@ def sweep(
     progress : callable, optional
         Called with (rows done, rows in all) whenever some are done.
 
-    Raises
-    ------
-    ScenarioError
-        If there is nothing to sweep over. Mistakes of single rows are kept in the rows.
-    TooLargeError
-        If there are more points than the limit.
-    MpsimError
-        If the workers that compute went away.
-    KeyboardInterrupt
-        If no row was finished until then; else those that were are returned.
+    Raises ScenarioError: if there is nothing to sweep over; mistakes of single rows are kept in the
+    rows. Raises TooLargeError: if there are more points than the limit. Raises MpsimError: if the
+    workers that compute went away. Raises KeyboardInterrupt: if no row was finished until then.
     """
     report = progress or (lambda done, total: None)
     combined = combinations(values)

@@ -375,12 +375,8 @@ def plan(
     progress : callable, optional
         Called with how many combinations are done, and how many there are.
 
-    Raises
-    ------
-    ScenarioError
-        If an argument is out of range, or no combination can be planned.
-    KeyboardInterrupt
-        If nothing was planned until then; else what was is returned.
+    Raises ScenarioError: if an argument is out of range, or no combination can be planned. Raises
+    KeyboardInterrupt: if nothing was planned until then; else what was is returned.
     """
     for name, value in (("deadline", deadline), ("budget", budget)):
         if value is not None and not value > 0:

@@ -184,12 +184,8 @@ def scale(
     progress : callable, optional
         Called with how many sizes are done, and how many there are.
 
-    Raises
-    ------
-    ScenarioError
-        For no or unknown modes, for sizes that are no whole nodes, and where no size can run.
-    KeyboardInterrupt
-        If nothing was simulated until then; else the sizes that were are returned.
+    Raises ScenarioError: for no or unknown modes, for sizes that are no whole nodes, and where no
+    size can run. Raises KeyboardInterrupt: if nothing was simulated until then.
     """
     for mode in modes:
         if mode not in MODES:

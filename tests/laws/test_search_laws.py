@@ -132,6 +132,8 @@ def check_layouts(name, scenario, layouts, *, at_least=5):
                 timer.seconds([layout])
             continue
         assert timer.seconds([layout]) == [step]
+        rough, least = (bounder.least(layout, roughly=roughly) for roughly in (True, False))
+        assert 0.0 < rough <= least <= bounded.bound[0]
         memory = account_memory(plan)
         assert bounded.memory[0] == pytest.approx(memory.total.max(), rel=1e-12)
         assert bounded.bound[0] <= step * (1 + 1e-12), layout

@@ -1,17 +1,18 @@
 """Points of a design: a cluster, the scenario of each job on it, what the best layouts do.
 
 Clusters that differ in their links alone share one search. No step is shorter on thinner links: a
-layout's time, or bound, on the best of all links bounds it on every other. So layouts are bounded
-anew and timed in that order until none that is left can beat the best, and the answer is that of a
-search on each cluster.
+layout's bound on the best of all links bounds it on every other. Layouts are looked at in the order
+of what they take at least, bounded, bounded anew and timed until none that is left can beat the
+best, and the answer is that of a search on each cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -30,12 +31,12 @@ from mpsim.study.plan import Assumptions, plan_training
 from mpsim.study.rows import reason_of
 from mpsim.study.search import search
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
 from mpsim.study.search.found import name_of_layout
 from mpsim.study.search.given import Clock, power_each, ranked_by
+from mpsim.study.search.layouts import Layout
 from mpsim.study.search.outcome import REASONS
 from mpsim.study.search.service_outcome import ServiceSearch
-from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
+from mpsim.study.search.trainings import Candidate, Timer, Trainings, WaitingFrame, seconds_of
 from mpsim.study.together import Graphs
 from mpsim.training.planning import Division, has_parts, recompute_of
 
@@ -59,77 +60,99 @@ def best_layouts(
     known = None
     if len(scenarios) > 1 and not any(has_parts(scenario) for scenario in scenarios):
         with contextlib.suppress(MpsimError):  # where no envelope is legal, one of them may be
-            known = _known(_envelope(scenarios), budget)
+            known = _Known(_envelope(scenarios), budget)
     answers: list[Best | MpsimError] = []
     graphs = Graphs()  # links change what rows take, not which there are
     for scenario in scenarios:
         try:
-            answers.append(_timed(scenario, known or _known(scenario, budget), graphs))
+            answers.append(_timed(scenario, known or _Known(scenario, budget), graphs))
         except MpsimError as error:
             answers.append(error)
     return answers
 
 
-class _Fastest(Trainings):
-    """A search for the best layout alone: nobody asks for ties."""
+class _Known:
+    """Legal layouts, in parts: those of a frame that divide work alike. What these take at least is
+    quickly known; which fit, and their bounds, are found out when somebody asks.
+    """
 
-    def labellings(self) -> Iterator[Labels[Candidate]]:
-        """No further questions."""
-        return iter(())
+    def __init__(self, scenario: Scenario, budget: float | None) -> None:
+        self._space = Trainings(scenario=scenario, front=False, clock=Clock(budget))
+        self._fitting: dict[int, list[Candidate]] = {}
+        self.parts: list[tuple[WaitingFrame, list[Layout]]] = []
+        self.whole = True  # whether every layout was looked at that may be the best
+        for frame in self._space.frames():
+            assert isinstance(frame, WaitingFrame)
+            divided: dict[object, list[Layout]] = {}
+            for layout in frame.layouts:
+                divided.setdefault(layout.division, []).append(layout)
+            self.parts += [(frame, layouts) for layouts in divided.values()]
+        if not self.parts:
+            raise ScenarioError(self._space.nothing)
 
+    def least(self, place: int, *, roughly: bool) -> float:
+        """Time that none of a part beats; `roughly` it is sooner known, and rules most out [s]."""
+        frame, layouts = self.parts[place]
+        with contextlib.suppress(MpsimError):  # it is refused, and counted, once it is looked at
+            if machine := frame.machine(layouts[0]):
+                return machine.bounder.least(layouts[0], roughly=roughly)
+        return 0.0
 
-class _Known(NamedTuple):
-    """Layouts that fit by their least ranked seconds, whether these are all, words for none."""
+    def fitting(self, place: int) -> list[Candidate]:
+        """Layouts of a part that fit; none of a new part once the budget of time is spent."""
+        if place not in self._fitting:
+            if self._space.clock.spent() and any(self._fitting.values()):
+                self.whole = False
+                return []
+            self._fitting[place] = [*self._space.bounded(*self.parts[place])]
+        return self._fitting[place]
 
-    layouts: list[tuple[float, Candidate]]
-    whole: bool
-    nothing: str
-
-
-def _known(scenario: Scenario, budget: float | None) -> _Known:
-    space = _Fastest(scenario=scenario, front=False, clock=Clock(budget))
-    run = BranchAndBound(space, top=1, journal=Journal(None))
-    run.run()
-    if run.interrupted:  # what was not looked at may be better than what was found
-        raise KeyboardInterrupt
-    timed = [(ranked_by(took, candidate.odds), candidate) for candidate, took in space.timed]
-    bounded = [(ranked_by(candidate.bound, candidate.odds), candidate) for candidate in run.left]
-    counted = "; ".join(f"{n:,} {REASONS[name]}" for name, n in space.counts.items() if n)
-    nothing = f"{scenario.name}: no layout fits ({counted})"
-    layouts = sorted([*timed, *bounded], key=lambda pair: pair[0])
-    return _Known(layouts, run.complete, nothing)
+    @property
+    def nothing(self) -> str:
+        """Refusal where no layout fits; empty where one does."""
+        name, counts = self._space.scenario.name, self._space.counts.items()
+        counted = "; ".join(f"{n:,} {REASONS[reason]}" for reason, n in counts if n)
+        return "" if any(self._fitting.values()) else f"{name}: no layout fits ({counted})"
 
 
 def _timed(scenario: Scenario, known: _Known, graphs: Graphs) -> Best:
     """The best of known layouts on the cluster of a scenario."""
-    if not known.layouts:
-        raise ScenarioError(known.nothing)
-    values = known.layouts[0][1].layout.values()
-    plan = resolve(scenario.with_values(values))
-    whole = None if has_parts(scenario) else scenario.hardware
-    bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
-    timer = Timer(bounder, scenario, graphs)
-    best, step = (math.inf, math.inf, ""), math.inf
-    # what is known holds for any links: bounded on these first, the most promising first
-    waiting = [(least, place, False) for place, (least, _) in enumerate(known.layouts)]
+    bounder: Bounder | None = None
+    best, step, values = (math.inf, math.inf, ""), math.inf, dict[str, object]()
+    # what is known holds for any links; bounds on these links are the closest, and come last
+    number, waiting = itertools.count(), list[tuple[float, int, int | Candidate, bool]]()
+
+    def wait(least: float, item: int | Candidate, *, is_close: bool = False) -> None:
+        heapq.heappush(waiting, (least, next(number), item, is_close))
+
+    for place in range(len(known.parts)):
+        wait(known.least(place, roughly=True), place)
     while waiting and waiting[0][0] <= best[0]:
-        least, place, is_bounded = heapq.heappop(waiting)
-        candidate = known.layouts[place][1]
-        if not is_bounded:
-            bound = float(bounder.bound([candidate.layout]).bound[0])
-            entry = max(least, ranked_by(bound, candidate.odds)), place, True
-            heapq.heappush(waiting, entry)
+        least, _, item, is_close = heapq.heappop(waiting)
+        if isinstance(item, int):
+            if not is_close:
+                wait(max(least, known.least(item, roughly=False)), item, is_close=True)
+            for candidate in known.fitting(item) if is_close else ():
+                wait(ranked_by(candidate.bound, candidate.odds), candidate)
             continue
-        (seconds,) = seconds_of(timer, [candidate.layout])
-        if seconds is None:
+        mine = item.layout.values()
+        if bounder is None:
+            plan = resolve(scenario.with_values(mine))
+            whole = None if has_parts(scenario) else scenario.hardware
+            bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
+            timer = Timer(bounder, scenario, graphs)
+        if not is_close:
+            bound = float(bounder.bound([item.layout]).bound[0])
+            wait(max(least, ranked_by(bound, item.odds)), item, is_close=True)
             continue
+        (seconds,) = seconds_of(timer, [item.layout])
         # of equal ones the leanest, then by name, whatever else was looked at
-        mine = candidate.layout.values()
-        ranked = ranked_by(seconds, candidate.odds), candidate.memory, str(mine)
-        if ranked < best:
-            best, step, values = ranked, seconds, mine
+        rank = ranked_by(seconds or math.inf, item.odds), item.memory, str(mine)
+        if rank < best:
+            best, step, values = rank, seconds or math.inf, mine
     if step == math.inf:
-        raise ScenarioError(f"{scenario.name}: every layout that fits would deadlock")
+        deadlock = f"{scenario.name}: every layout that fits would deadlock"
+        raise ScenarioError(known.nothing or deadlock)
     return Best(values, step, known.whole)
 
 

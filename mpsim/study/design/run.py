@@ -61,17 +61,8 @@ def design(
     progress : callable, optional
         Called with (clusters done, clusters in all).
 
-    Returns
-    -------
-    Design
-        Also after a KeyboardInterrupt: `interrupted` says so.
-
-    Raises
-    ------
-    ScenarioError
-        With every mistake: jobs that lack something, parts without a price, impossible bounds.
-    KeyboardInterrupt
-        If nothing was looked at until then.
+    Returns Design: also after a KeyboardInterrupt, as `interrupted` says, unless nothing was looked
+    at. Raises ScenarioError: if jobs lack something, parts a price, or bounds are impossible.
     """
     spec = scenario.design
     if spec is None:

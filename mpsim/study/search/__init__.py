@@ -83,15 +83,8 @@ def search(
     progress : callable, optional
         Called with (what is done, how many are done, how many there are).
 
-    Returns
-    -------
-    Search or ServiceSearch
-        Also when the budget ran out, or after a KeyboardInterrupt: `complete` says so.
-
-    Raises
-    ------
-    ScenarioError
-        If no layout is legal, or an argument is out of range.
+    Returns Search or ServiceSearch: also when the budget ran out, or after a KeyboardInterrupt;
+    `complete` says so. Raises ScenarioError: if no layout is legal, or an argument out of range.
 
     Examples
     --------

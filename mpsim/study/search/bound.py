@@ -27,13 +27,13 @@ from mpsim.engine import run
 from mpsim.errors import ScheduleError
 from mpsim.hardware import Cluster
 from mpsim.memo import asked_once, remembered
-from mpsim.parallel import Mesh, whole_groups
+from mpsim.parallel import Mesh, Stage, whole_groups
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders, schedule
 from mpsim.study.search.layouts import Frame, Layout
-from mpsim.study.search.shapes import Exposed, Shapes, StageParts, content, part_names, varied
+from mpsim.study.search.shapes import Exposed, Shapes, StageParts, content, part_names
 from mpsim.training.memory.account import overhead
 from mpsim.training.memory.activations import KEPT
 from mpsim.training.memory.flight import Flight
@@ -47,7 +47,7 @@ from mpsim.training.memory.states import (
 )
 from mpsim.training.plan import Plan, PlanCosts
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
-from mpsim.training.recompute import Recompute
+from mpsim.training.recompute import NOTHING, Recompute
 from mpsim.training.replicas.groups import replica_groups
 from mpsim.training.step_end import StepEnd, add_ending, host_overhead
 from mpsim.training.vocabulary import TRAINING
@@ -165,23 +165,64 @@ class Bounder:
         """The plan of a layout, with the given orders."""
         split = layout.frame.layers_per_stage
         division = self._division if split is None else Division(given=split)
-        mesh, cluster = self._mesh(layout.frame), self._plan.layout.cluster
+        stages = place_layers(self._plan.layout.model.layers, orders, division)
         return structs.replace(
-            self._plan,
-            layout=structs.replace(
-                self._plan.layout,
-                cluster=whole_groups(self._cluster, mesh) if self._cluster else cluster,
-                mesh=mesh,
-                stages=place_layers(self._plan.layout.model.layers, orders, division),
-                sequence_parallel=layout.sequence_parallel,
-            ),
+            self._divided(layout, stages),
             orders=orders,
             schedule=layout.frame.schedule,
-            micro_batch=layout.micro_batch,
             zero=layout.zero,
             offload=self._plan.offload if layout.offload is None else layout.offload,
             recompute=self.recompute(layout),
         )
+
+    def _divided(self, layout: Layout, stages: tuple[Stage, ...]) -> Plan:
+        """The plan with the mesh, the stages and the microbatch of a layout."""
+        mesh, whole = self._mesh(layout.frame), self._cluster
+        laid = structs.replace(
+            self._plan.layout,
+            cluster=whole_groups(whole, mesh) if whole else self._plan.layout.cluster,
+            mesh=mesh,
+            stages=stages,
+            sequence_parallel=layout.sequence_parallel,
+        )
+        return structs.replace(self._plan, layout=laid, micro_batch=layout.micro_batch)
+
+    @asked_once(
+        lambda layout, *, roughly: (
+            *(layout.frame.order, *layout.frame.degrees.values(), roughly),
+            *layout.division[: 2 if roughly else None],
+            schedule(layout.frame.schedule).splits,
+        )
+    )
+    def least(self, layout: Layout, *, roughly: bool) -> float:
+        """A time that neither the bound of a layout nor its step beats, whatever its stages are: a
+        rank's share of all kernels and collectives in layers and ends [s]. `roughly`: of layers
+        alone and without what runs again, which is sooner known.
+
+        Notes
+        -----
+        Of n microbatches the busiest of P ranks has no less to do than the mean, n (F + B) / P,
+        where F and B are those of the whole model as one stage, on the ranks that are fastest.
+        """
+        recompute, model = self.recompute(layout), self._plan.layout.model
+        # how many layers run again may hang on how they are divided among stages
+        plain = not roughly and recompute.method == "uniform" and recompute.layers == 1
+        # and a stage without a head may gather what it was sent
+        ends = not roughly or self._plan.layout.framework.pipeline.stage_gathers > 0
+        whole = Stage(0, 0, model.layers, embedding=ends, head=ends)
+        plan = self._divided(layout, (whole,))
+        plan = structs.replace(plan, recompute=recompute if plain else NOTHING)
+        shapes, took = self.shapes(plan), []
+        costs = shapes.costs(plan)
+        splits = schedule(layout.frame.schedule).splits
+        actions = tuple(Action) if splits else (Action.F, Action.B)
+        for rank in dict.fromkeys(costs.alike.tolist()):
+            stage = structs.replace(whole, rank=rank)
+            (each,) = shapes.ticks(plan, {content(plan, costs, stage): stage}, actions)
+            split = each[Action.I] + each[Action.W]
+            back = min(each[Action.B], split) if splits else each[Action.B]
+            took.append(float(each[Action.F] + back))
+        return self.order(layout).microbatches * min(took) / layout.frame.pp * TICK
 
     @asked_once(lambda plan: plan.layout.cluster.node.domain)
     def shapes(self, plan: Plan) -> Shapes:
@@ -197,7 +238,7 @@ class Bounder:
     def bound(
         self, layouts: Sequence[Layout], *, usable: float = math.inf, most: float = math.inf
     ) -> Bounded:
-        """Memory and bound of layouts of one frame.
+        """Memory and bound of layouts of one frame and microbatch.
 
         `most`: memory that any accelerator may use at most [B]. `usable`: share of that, or of its
         own memory where this is less, that may be full. Layouts that need more are not looked at
@@ -207,16 +248,7 @@ class Bounder:
         """
         around = self._around(layouts[0])
         room = np.array([min(most, size) for size in around.capacity])
-        memory, bound, filled = np.empty((3, len(layouts)))
-        by_batch: dict[int, list[int]] = {}
-        for place, layout in enumerate(layouts):
-            by_batch.setdefault(layout.micro_batch, []).append(place)
-        for places in by_batch.values():
-            chosen = [layouts[place] for place in places]
-            order = self.order(chosen[0])
-            known = around.price(chosen, order, room, usable)
-            memory[places], bound[places], filled[places] = known
-        return Bounded(memory, bound, filled)
+        return Bounded(*around.price(layouts, self.order(layouts[0]), room, usable))
 
     @asked_once(lambda layout: layout.frame)
     def _around(self, layout: Layout) -> _Around:
@@ -329,32 +361,22 @@ class _Around:
     def _standing(self, layout: Layout, microbatches: int) -> Floats:
         """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""
         held = self._of_sharing(layout.sharing)[1] - self._fresh(layout.sharing, microbatches).total
-        return held + self._messages_held(layout)
+        return held + message_buffers(self._divided(layout))
 
     @asked_once(lambda sharing, microbatches: (sharing, microbatches))
     def _fresh(self, sharing: tuple[int, str | None], microbatches: int) -> Fresh:
         """Gradients that are not there before the backward of the only microbatch of a step."""
         return fresh_gradients(self._shared(sharing), microbatches)
 
-    @asked_once(lambda layout: (layout.micro_batch, layout.sequence_parallel))
-    def _messages_held(self, layout: Layout) -> float:
-        """Buffers of messages between stages [B]."""
-        return message_buffers(
-            varied(
-                self._plan,
-                micro_batch=layout.micro_batch,
-                sequence_parallel=layout.sequence_parallel,
-            )
-        )
-
     @asked_once(lambda layout: layout.division)
     def _divided(self, layout: Layout) -> Plan:
         """The plan with a layout's microbatch and habits, which decide its actions' time."""
-        return varied(
-            self._plan,
-            micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
-            recompute=self._bounder.recompute(layout),
+        laid = self._plan.layout
+        if laid.sequence_parallel != layout.sequence_parallel:
+            laid = structs.replace(laid, sequence_parallel=layout.sequence_parallel)
+        again = self._bounder.recompute(layout)
+        return structs.replace(
+            self._plan, layout=laid, micro_batch=layout.micro_batch, recompute=again
         )
 
     @asked_once(lambda layout: layout.division)

@@ -120,14 +120,6 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     return float(sum((p[TRAINING.computing_parts] if hides else p).sum() for p in parts))
 
 
-def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
-    """`plan` with another microbatch, sharing or recomputation."""
-    layout = plan.layout
-    if layout.sequence_parallel != sequence_parallel:
-        layout = structs.replace(layout, sequence_parallel=sequence_parallel)
-    return structs.replace(plan, layout=layout, **changes)  # type: ignore[arg-type]
-
-
 class Exposed(NamedTuple):
     """Ticks of exchanges of data parallelism of each rank, float64[P]."""
 
