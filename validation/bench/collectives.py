@@ -23,6 +23,7 @@ MEASURED = ("time_us", "algbw_GBps", "busbw_GBps")
 _MICRO = 1e-6
 _PARTITIONS = r"(\d+) NVL partitions"
 _SUMMED = "SHARP"  # what rows call switches that sum
+_PRINTED = {"all_to_all": "alltoall"}  # names that residuals have, nccl-tests' own
 
 
 def blank(row: Row) -> list[Record]:
@@ -95,10 +96,11 @@ def _domains(cells: Cells) -> int:
 def _setting(model: CollectiveModel, cells: Cells, nodes: int) -> Setting:
     """The setting of a collective, whose size is that of the message."""
     reach = "one node" if nodes == 1 else "several nodes"
+    kind = kind_of(cells.text("collective"))
     return Setting(
         {
             "accelerator": chip_names(model.cluster.accelerator),
-            "collective": (cells.text("collective"),),
+            "collective": (_PRINTED.get(kind, kind),),
             "reach": (reach,),
         },
         cells.required_number("bytes"),

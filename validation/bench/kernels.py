@@ -43,9 +43,12 @@ _ELEMENT_BYTES = {
 _HALF_BYTES = 2
 _BACKWARD = r"(?i)\b(backward|bwd)\b"
 _PASSES_OF = {
-    **dict.fromkeys(("", "fwd", "forward"), (Phase.FORWARD,)),
+    **dict.fromkeys(("", "fwd", "forward", "inference"), (Phase.FORWARD,)),
     **dict.fromkeys(("bwd", "backward"), (Phase.INPUT_GRADIENT,)),
+    **dict.fromkeys(("both", "training"), (Phase.FORWARD, Phase.INPUT_GRADIENT)),
 }
+_AND = r"[+_/&]| and "
+_MASKS = {"causal": "1", "full": "0", "non-causal": "0", "none": "0"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +176,9 @@ def _gemm(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
 def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     if precision in FORMATS and "narrow" not in entry:
         raise CalibrationError(f"attention in {precision} by this kernel has no known times")
-    causal = cells.flag("causal") if cells.text("causal") != "not stated" else None
+    mask = cells.text("causal").lower()
+    stated = Cells({"causal": _MASKS.get(mask, mask)})
+    causal = stated.flag("causal") if mask != "not stated" else None
     if causal is None:
         raise CalibrationError("causal is not stated")
     seq = cells.required("seq")
@@ -199,7 +204,8 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     operators = tuple(dataclasses.replace(forward, phase=phase) for phase in phases)
     source, by_source = cells.text("source"), entry.get("by_source", {})
     kernel = next((name for word, name in by_source.items() if word in source), entry["kernel"])
-    return _Work(operators, kernel, flops * counted, 0.0)
+    clocks = entry.get("clocks", "burst")
+    return _Work(operators, kernel, flops * counted, 0.0, clocks=clocks)
 
 
 def _window(text: str) -> int:
@@ -212,7 +218,7 @@ def _phases(text: str) -> tuple[Phase, ...]:
     """Phases of words such as ``fwd+bwd``."""
     try:
         return tuple(
-            phase for word in text.split("+") for phase in _PASSES_OF[word.strip().lower()]
+            phase for word in re.split(_AND, text) for phase in _PASSES_OF[word.strip().lower()]
         )
     except KeyError:
         raise CalibrationError(f"pass is {text!r}; needed fwd, bwd or fwd+bwd") from None

@@ -17,7 +17,9 @@ __all__ = ["benchmark_cluster", "links_of", "nic_named", "per_node", "rack_of"]
 
 _BITS = 8
 _GIGA = 1e9
+_KILO = 1000.0
 _USUAL = "usual"
+_CLOUD = ("efa-v2", 32, 100.0)  # ports of a node and the rate of each [Gb/s]: AWS p5.48xlarge
 
 
 def per_node(name: str) -> int:
@@ -50,7 +52,7 @@ def rack_of(name: str) -> Mapping[str, Any] | None:
 
 def nic_named(text: str, gbit: float) -> Link:
     """A NIC of the technology that a row names, at the rate it states [Gb/s per direction]."""
-    nic = link(lookup("hardware", "nics", text)["nic"])
+    nic = link(lookup("hardware", "nics", text.replace("\N{MULTIPLICATION SIGN}", "x"))["nic"])
     bandwidth = gbit * _GIGA / _BITS
     if bandwidth == nic.bandwidth:
         return nic
@@ -104,10 +106,16 @@ def benchmark_cluster(
 
 def _ports(text: str, accelerators: int) -> tuple[int, float]:
     """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``; where only a generation is named, such as ``HDR IB``, one of it an accelerator."""
+    text = text.replace("\N{MULTIPLICATION SIGN}", "x")
     entry = lookup("hardware", "nics", text)  # what is refused says why
-    match = re.search(r"(\d+) ?x(?: [A-Z][\w-]*)? ?(\d+) ?G", text)
-    if match is not None:
-        return int(match[1]), float(match[2])
+    for pattern in table("hardware")["ports"]:
+        if match := re.search(pattern, text):
+            found = {"number": str(accelerators), **match.groupdict()}
+            total = float(found.get("total", "0").replace(",", ""))
+            if total and entry["nic"] == _CLOUD[0]:
+                return _CLOUD[1], _CLOUD[2]
+            rate = total * (_KILO if total < _KILO else 1.0) / accelerators
+            return int(found["number"]), rate or float(found["rate"])
     if not (named := re.search(r"(?:\b(\d+) ?x ?)?(?<![A-Z])[EHNX]DR\b", text)):
         raise CalibrationError(
             f"nic {text!r} does not state number and rate; needed such as '8x400G'"

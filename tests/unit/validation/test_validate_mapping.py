@@ -13,7 +13,7 @@ from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
 from bench.collectives import kind_of
 from bench.files import KINDS, opened, predict_row
-from bench.machines import links_of
+from bench.machines import benchmark_cluster, links_of
 from bench.rows import Row
 from bench.runs import described, fitting, read_run
 from bench.tables import affirmed, lookup, on_top, rule_of, table
@@ -1222,6 +1222,26 @@ def test_collectives_are_known_by_the_names_that_tools_print(words: str, kind: s
     assert kind_of(words) == kind
 
 
+@pytest.mark.parametrize(
+    ("words", "ports", "rate"),
+    [
+        ("8x NDR400", 8, 400),
+        ("400G InfiniBand x8", 8, 400),
+        ("8\N{MULTIPLICATION SIGN}400 Gb/s", 8, 400),
+        ("3.2 Tb/s InfiniBand", 8, 400),
+        ("400 Gb/s per GPU", 8, 400),
+        ("3,200 Gbps EFA", 32, 100),
+        ("4x200G HDR", 4, 200),
+    ],
+)
+def test_words_of_nics_state_number_and_rate(words: str, ports: int, rate: float) -> None:
+    """Of each NIC, of all of a node or of one accelerator; bytes are not taken for bits."""
+    node = benchmark_cluster("H100", "NVLink4", words, 2, 16).node
+    assert (node.nics, node.nic.bandwidth * 8 / 1e9) == (ports, rate)
+    with pytest.raises(CalibrationError, match="number and rate"):
+        benchmark_cluster("H100", "NVLink4", "50 GB/s per GPU", 2, 16)
+
+
 KERNEL = {
     "gpu": "A100 SXM",
     "op": "FlashAttention-2",
@@ -1239,6 +1259,17 @@ def _kernel(**change: str) -> Any:
     kind = next(kind for kind in KINDS if kind.title == "kernels")
     (record,) = predict_row(kind, Row("1", Cells({**KERNEL, **change}), Cells({})))
     return record
+
+
+def test_the_first_flash_attention_is_slower_than_the_second() -> None:
+    """By 1.7 to 2 times (FlashAttention 2, arXiv 2307.08691, section 4.1), in a benchmark as in a step."""
+    kernel = {"seq": "8192", "head_dim": "128", "heads": "16", "batch": "4", "causal": "causal"}
+    first, second, other = (
+        _kernel(**kernel, op=op, **{"pass": "fwd_bwd"}).predicted
+        for op in ("flash attention 1", "flash attention 2", "xformers")
+    )
+    assert 1.6 * second < first < 2.1 * second
+    assert other == first
 
 
 def test_a_window_shortens_attention() -> None:
@@ -1263,6 +1294,23 @@ def test_int8_products_are_faster_than_those_of_16_bits() -> None:
         for form in ("fp16", "int8")
     )
     assert 1.5 < wide / narrow < 2.1
+
+
+@pytest.mark.parametrize(
+    ("words", "usual"),
+    [
+        ("torch.mm", "gemm"),
+        ("cublasGemmEx", "gemm"),
+        ("F.scaled_dot_product_attention", "SDPA"),
+        ("silu_and_mul", "SwiGLU"),
+        ("fused_add_rmsnorm", "add + rmsnorm"),
+    ],
+)
+def test_an_operation_by_its_name_in_a_library_is_the_same(words: str, usual: str) -> None:
+    shape = dict.fromkeys("mnk", "4096")
+    named, plain = (_kernel(**shape, op=op).predicted for op in (words, usual))
+    assert named == plain
+    assert plain is not None
 
 
 @pytest.mark.parametrize(
