@@ -147,6 +147,7 @@ def _pool_figures(plan: ServicePlan, sums: RowSums) -> Figures:
     each = max(1, plan.blocks // plan.pp)
     used = {name: value / each for name, value in sums.over_time("used").items()}
     return {
+        "replicas": plan.replicas,
         "batch": sums.over_time("decodes"),
         "cache_use": used,
         "memory": {**memory, "blocks": plan.blocks, "tokens": plan.cache_tokens},
@@ -164,7 +165,6 @@ def _disaggregation(
         "pools": {
             name: {
                 "accelerators": pool.pool_accelerators,
-                "replicas": pool.replicas,
                 "account_s": accounts[name],
                 **_pool_figures(pool, sums[name]),
             }

@@ -19,8 +19,10 @@ def service_sheet(summary: Figures) -> Sheet:
 
 
 def _rows(summary: Figures) -> list[tuple[str, str]]:
-    output = summary["output_tokens_per_s"]
-    each = summary["output_tokens_per_s_per_accelerator"]
+    output, batch, count = (summary[n] for n in ("output_tokens_per_s", "batch", "replicas"))
+    share = summary["output_tokens_per_s_per_accelerator"]
+    each = " an instance" if count > 1 else ""
+    inside = f", in {count} instances" if each and "pools" not in summary else ""
     served = (
         f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])},"
         f" {summary['request_rate_per_s']:.4g} a second"
@@ -30,19 +32,19 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
     if "percentile_error" in summary:
         served += f"; percentiles within {percent(summary['percentile_error'])}"
     return [
-        ("accelerators", f"{summary['accelerators']}"),
+        ("accelerators", f"{summary['accelerators']}{inside}"),
         ("served", served),
         ("TTFT", _latency(summary["ttft_s"])),
         ("TPOT", _latency(summary["tpot_s"])),
         ("ITL", _latency(summary["itl_s"])),
         ("E2E", _latency(summary["e2e_s"])),
         ("queue", _latency(summary["queue_s"])),
-        ("throughput", f"{output:,.1f} output tokens/s; {each:,.1f} per accelerator"),
+        ("throughput", f"{output:,.1f} output tokens/s; {share:,.1f} per accelerator"),
         *_ranges(summary),
         ("goodput", _goodput(summary)),
         ("where time goes", _shares(summary)),
-        ("batch", "{mean:.1f} sequences on average, {max:.0f} at most".format(**summary["batch"])),
-        ("cache", _cache(summary)),
+        ("batch", f"{batch['mean']:.1f} sequences{each} on average, {batch['max']:.0f} at most"),
+        ("cache", _cache(summary, each)),
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),
         ("engine", f"{summary['engine']}: {engine(summary['engine']).title}"),
@@ -111,11 +113,7 @@ def _goodput(summary: Figures) -> str:
     if summary["goodput_per_s"] is None:
         return "no limits given (serving.slo)"
     slo = summary["slo"]
-    limits = [
-        f"{name} {_time(slo[f'{name}_s'])}"
-        for name in ("ttft", "tpot")
-        if slo[f"{name}_s"] is not None
-    ]
+    limits = [f"{name} {_time(slo[f'{name}_s'])}" for name in ("ttft", "tpot") if slo[f"{name}_s"]]
     verdict = "met" if slo["met"] else "MISSED"
     if slo["binding"] and not slo["met"]:
         verdict += f", most by {slo['binding']}"
@@ -136,9 +134,9 @@ def _shares(summary: Figures) -> str:
     return shares(parts, summary["duration_s"])
 
 
-def _cache(summary: Figures) -> str:
+def _cache(summary: Figures, each: str) -> str:
     use = summary["cache_use"]
-    text = f"{_use(use)} of {summary['memory']['tokens']:,} tokens"
+    text = f"{_use(use)} of {summary['memory']['tokens']:,} tokens{each}"
     if summary["prefix_hit_share"]:
         text += f"; {percent(summary['prefix_hit_share'])} of prompt tokens cached"
     places = {"host_cache": "the host's memory", "disk_cache": "its drives"}

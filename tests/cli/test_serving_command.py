@@ -31,6 +31,16 @@ def test_check_says_how_many_tokens_fit(call):
     assert json.loads(result.out)["derived"]["cache_tokens"] > 100_000
 
 
+def test_what_is_of_one_instance_says_so(call):
+    """Cache and batch are those of one of two; a reader who took them for all would buy half."""
+    text = call("run", *FEW).out
+    assert "8, in 2 instances" in text
+    assert "sequences an instance on average" in text
+    assert "tokens an instance" in text
+    assert json.loads(call("run", *FEW, "--json").out)["replicas"] == 2
+    assert "instance" not in call("run", *FEW, "--set", "parallelism.tp=8").out
+
+
 def test_run_writes_pictures_and_a_trace(call, tmp_path):
     trace = tmp_path / "trace.json.gz"
     result = call("run", *FEW, "--plots", str(tmp_path), "--trace", str(trace))
