@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bench.shapes import kin_of
+from bench.shapes import counted, kin_of, stated, tables
 from bench.tables import lookup, table
 from mpsim.formats import Assumed
 from mpsim.formats.tables import Cells
@@ -34,6 +34,8 @@ def attention_of(
     assumed = [Assumed("attention", "", entry["assumed"])] if "assumed" in entry else []
     if re.search(parts["parallel"], text, re.IGNORECASE):
         fields["parallel_block"] = True
+    if "stacks" in entry:
+        return fields | _stacks(text, cells, assumed), tuple(assumed)
     if "latent" in entry:
         return fields | {"mla": _latent(text, cells, assumed)}, tuple(assumed)
     kin = kin_of(cells)
@@ -43,6 +45,28 @@ def attention_of(
         fields |= {"attention": kin.attention, "window": kin.window, "full_every": kin.full_every}
         assumed.append(Assumed("window", str(kin.window), f"{kin.name} has these sizes"))
     return fields, tuple(assumed)
+
+
+def _stacks(text: str, cells: Cells, assumed: list[Assumed]) -> dict[str, int]:
+    """Layers of an encoder and in all, as words or parameters tell, and the tokens that its decoder has of each sequence."""
+    words = table("training")["stacks"]
+    length, layers = cells.required("seq_len"), cells.required("layers")
+    encoder, decoder = layers, layers
+    if found := re.search(words["layers"], text):
+        encoder, decoder = int(found[1]), int(found[2])
+    elif known := stated(cells):
+        # one stack's layers, or those of both
+        inside = counted(cells, gated=bool(cells.flag("gated_mlp")))
+        heads, width = cells.required("heads"), cells.required("hidden")
+        each = cells.whole("head_dim") or width // heads
+        inside += 2.0 * layers * width * each * heads  # half of them attend to the encoder too
+        one, both = (abs((times * inside + tables(cells)) / known - 1) for times in (2, 1))
+        encoder = decoder = layers if one <= both or layers % 2 else layers // 2
+    target = re.search(words["target"], f"{text}; {cells.text('notes')}", re.IGNORECASE)
+    tokens = int(target[1]) if target else round(length * words["of"][0] / words["of"][1])
+    if target is None:
+        assumed.append(Assumed("decoder_length", str(tokens), words["why"]))
+    return {"layers": encoder + decoder, "encoder_layers": encoder, "decoder_length": tokens}
 
 
 def _latent(text: str, cells: Cells, assumed: list[Assumed]) -> dict[str, int]:

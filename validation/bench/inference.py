@@ -327,6 +327,8 @@ def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
         assumed.append(Assumed("model", kin.name, "it has these sizes"))
         return kin
     attention, told = attention_of(cells, "attention")
+    if "encoder_layers" in attention:
+        raise CalibrationError("a decoder behind an encoder is not served here")
     if attention.get("attention") == "full":
         raise CalibrationError("a model that sees what comes later is no service of tokens")
     assumed += told

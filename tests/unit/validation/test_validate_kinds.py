@@ -344,7 +344,6 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
         ({"precision": "int8"}, "int8 is not simulated"),
         ({"accelerator": "H900"}, "'H900' is not known"),
         ({"accelerator": "A100, H100"}, "several GPUs"),
-        ({"attention_type": "encoder-decoder"}, "encoders with decoders"),
         ({"dp": "31"}, "dp 31"),
     ],
 )

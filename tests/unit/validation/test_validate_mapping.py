@@ -956,6 +956,42 @@ def test_words_of_attention_mean_their_fields(words: str, fields: dict[str, obje
         assert attention_of(Cells({"attention_type": text, "head_dim": "128"}))[0] == fields
 
 
+T5 = {
+    "layers": "24",
+    "hidden": "1024",
+    "heads": "128",
+    "kv_heads": "128",
+    "head_dim": "128",
+    "ffn_hidden": "65536",
+    "gated_mlp": "0",
+    "vocab": "32128",
+    "seq_len": "512",
+    "pp": "1",
+    "params_billion": "11",
+    "dp": "64",
+    "attention_type": "encoder-decoder",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "layers", "target"),
+    [
+        ({}, (24, 48), 114),
+        ({"layers": "48"}, (24, 48), 114),
+        ({"notes": "decoder length 128"}, (24, 48), 128),
+        ({"attention_type": "encoder-decoder (32 + 16 layers)"}, (32, 48), 114),
+    ],
+)
+def test_an_encoder_and_its_decoder_are_two_stacks(
+    change: dict[str, str], layers: tuple[int, int], target: int
+) -> None:
+    """Layers are of one stack or of both as the parameters tell, and a target is as long as T5's where none is stated."""
+    model = Scenario.from_mapping(_described(**{**T5, **change}).scenario).transformer
+    assert (model.encoder_layers, model.layers) == layers
+    assert model.decoder_length == target
+    assert model.parameters().total == pytest.approx(11.3e9, rel=0.06)
+
+
 def test_latent_attention_that_leaves_sizes_out_tells_whose_they_are() -> None:
     """A width of queries that has the rotary part in it means the same."""
     bare, whole = (
