@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import io
 import itertools
 import json
@@ -226,6 +225,8 @@ def read_bytes(
 
 def hash_file(path: str | Path, *, needed: str, error: type[MpsimError]) -> str:
     """sha256 of a file as it lies on disk; see `open_regular`."""
+    import hashlib  # here, as OpenSSL takes a hundredth of a start
+
     with open_regular(path, needed=needed, error=error) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 

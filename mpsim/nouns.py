@@ -47,7 +47,7 @@ _BOUNDS = {
 }
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Quantity:
     """Mark of a number that a person writes with a unit of `dimension`."""
 
@@ -63,13 +63,13 @@ class Quantity:
         return {"type": "function-before", "function": parse, "schema": plain}
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Plain:
     """Mark of a truth value or a plain number: nothing is taken for one that is none."""
 
     unit: str = ""  # what it counts, such as ``B an element``; empty for a ratio or a count
     # of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``
-    bounds: Mapping[str, float] = structs.field(default_factory=dict, hash=False)
+    bounds: Mapping[str, float] = structs.field(default_factory=dict)
 
     def schema(self, plain: Schema) -> Schema:
         """How the core reads it: within its bounds."""

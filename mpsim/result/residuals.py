@@ -148,10 +148,10 @@ class Setting:
     def level(self, attribute: str, names: Sequence[str]) -> int:
         """How far up to go until names are shared: 0 the same; their number where none is."""
         mine = self.labels.get(attribute, ())
-        pairs = zip(mine, names, strict=False)
-        # an empty name is one that is not known, which nothing shares
-        shared = (level for level, (a, b) in enumerate(pairs) if a and a == b)
-        return next(shared, max(len(mine), len(names)))
+        for level, (a, b) in enumerate(zip(mine, names, strict=False)):
+            if a and a == b:  # an empty name is one that is not known, which nothing shares
+                return level
+        return max(len(mine), len(names))
 
 
 @structs.dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ def contradiction(name: str, section: Section, /, **figures: object) -> ValueErr
     return ValueError(say(f"scenario.{name}", s=section, **figures))
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Read:
     """A value that a function reads: before the core, after it, or in its place."""
 
@@ -205,7 +205,7 @@ class Read:
         return {**told, "function": {"type": "no-info", "function": self.function}}
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Within:
     """A quantity with a unit, between two bounds."""
 
@@ -243,7 +243,7 @@ class Within:
         }
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class OneOf:
     """Text that is one of the names of a catalog, all of which are asked for to refuse another."""
 
@@ -265,7 +265,7 @@ class OneOf:
         return Read(self.check, "plain", lambda _, say_of: say_of(self._literal)).schema(plain)
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Later:
     """A section of another module, which is imported when somebody writes one."""
 
@@ -283,7 +283,7 @@ class Later:
         return _nested(f"{self.module}.{self.name}", lambda: self.model)
 
 
-@structs.dataclass(frozen=True, slots=True)
+@structs.dataclass(eq=False, frozen=True, slots=True)
 class Shorthand:
     """A mapping that may also be written as one word; `key` is where it stands in the scenario."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -62,6 +61,8 @@ def resolved_data(scenario: Written) -> Fields:
 
 def digest_of(scenario: Written) -> str:
     """sha256 of all that decides the result: content of files, not names or order of keys."""
+    import hashlib  # here, as OpenSSL takes a hundredth of a start
+
     content = resolved_data(scenario)
     del content["name"]
     for study in STUDIES:
