@@ -70,7 +70,7 @@ class EnginePreset:
     """Whether attention of prompts multiplies in 8 bits where the cache has 8."""
     mixes: Flag = True
     """Whether prompts and decoding sequences of an iteration pass the layers together."""
-    expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
+    expert_kernel: Literal["auto", "trtllm", "triton", "marlin", "cutlass", "deepgemm"] = "auto"
     """Kernel of the experts' products; ``auto``, as engines choose it for the accelerator."""
     expert_padding: Whole = 0
     """Rows that DeepGEMM passes at least of each expert in 8-bit blocks, of those without tokens

@@ -99,9 +99,8 @@ class IterationPrices:
         plain = self._drafting is None and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
         self._slope = each * work.pp * engine.slowdown if plain else None
-        rate, narrow = rates.prompt_share * rates.peaks["bf16"], 1.0
-        if engine.narrow_prompts and self.kv_bytes < _ACTIVATION:
-            narrow = rates.prompt_narrow
+        eight = engine.narrow_prompts and self.kv_bytes < _ACTIVATION
+        rate, narrow = rates.prompt_share * rates.peaks["bf16"], rates.prompt_narrow**eight
         # what latent attention caches is not what prompts multiply: it stays wide
         self._prompts = [
             (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / each)
@@ -358,6 +357,8 @@ class Products:
         form, kernel = experts.format, self._kernel(experts.format)
         rows, touched = experts.rows(tokens), experts.touched(tokens)
         name, groups, passed, held = self._experts, touched, rows, experts.experts / experts.ep
+        if name == "triton" and form.unpacked and form.name == "mxfp4":
+            name = "triton_kernels"  # OpenAI's, which route by kernels of their own
         if self._padding and form.name == _BLOCKS:
             # a launch that knows no expert's tokens passes what all of them could fill
             name, groups, passed = "deepgemm", np.array(held), rows + held * (self._padding - 1)
@@ -397,7 +398,7 @@ class Products:
         if not form.unpacked:
             return moved
         launch, loads = seconds(0.0 * moved), seconds(moved)
-        widens = weights / (self._rates.unpack_rate * self._chip.compute_units)
+        widens = weights / (_of(self._rates.unpack_rate, form) * self._chip.compute_units)
         return moved * np.maximum(1.0, (widens - launch) / (loads - launch))
 
     def _kernel(self, form: Format) -> KernelModel:
@@ -439,9 +440,8 @@ class DecodeAttention:
         self._latency = rates.latent_latency if shape.latent else rates.attention_latency
         reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
         bandwidth = rates.attention_bandwidth * rates.bandwidth
-        rate = rates.attention_compute * rates.peaks["bf16"]
-        if kv_bytes < _ACTIVATION:
-            rate *= rates.attention_narrow
+        narrow = rates.attention_narrow if kv_bytes < _ACTIVATION else 1.0
+        rate = narrow * rates.attention_compute * rates.peaks["bf16"]
         self._per_token = max(
             reads * shape.read_width * kv_bytes / bandwidth,
             queries * 2.0 * shape.heads * shape.decode_width / rate,

@@ -31,7 +31,7 @@ class Rates:
     # arithmetic of grouped products over that model's, by format of the weights
     expert_compute: Mapping[str, float]
     cutlass_rate: Mapping[str, float]  # of CUTLASS's grouped products over those of other kernels
-    unpack_rate: float  # weights of 4 bits that a multiprocessor widens to 16 a second [1/s]
+    unpack_rate: Mapping[str, float]  # weights of 4 bits that a multiprocessor widens to 16 [1/s]
     # attention_latency, latent_latency, attention_bandwidth, attention_compute: of the decode
     # kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads
     # the cache, share of the bf16 peak
@@ -65,7 +65,7 @@ class Rates:
 
 # fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us
 _SECOND_BARRIER = 1.75
-BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
+BY_FORMAT = ("cast_latency", "product_rate", "expert_rate", "unpack_rate")
 """Rates of which there is one for each format of weights."""
 
 

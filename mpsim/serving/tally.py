@@ -276,8 +276,8 @@ class RowSums:
         self._seconds += float(left.sum())
         if self._plan.engine.graph_sizes and not self._plan.engine.graph_padding:
             batches = zip(steps["decodes"].tolist(), steps["prompt_tokens"].tolist(), strict=True)
-            alone = [not (tokens or prices.graph(Batch(n, 0.0))) for n, tokens in batches]
-            self.launched += float(left[alone].sum())
+            eager = [not (tokens or prices.graph(Batch(n, 0.0))) for n, tokens in batches]
+            self.launched += float(left[eager].sum())
         for column, (total, most) in self._over.items():
             values = steps[column]
             weighted = total + float((values * left).sum())

@@ -53,7 +53,7 @@ _DRAFTS_NOTHING = r"(none|no|not|off|without|disabled|false|0)\b"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
 _UNSHARED = r"(prefix|radix)[-_ ]?cach\w*( is)?[ =:]+(off|disabled|false|no\b)|(no|without|disabled?|no-enable)[-_ ](prefix|radix)[-_ ]cach"
 _EAGER = r"\benforce[-_ ]eager\b(?![ =:]+(false|0|no\b))|\beager mode|\b(no|without|disable)[-_ ]cuda[-_ ]?graphs?|\bcuda[-_ ]?graphs?[ =:]+(off|disabled|false)"
-_EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
+_EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|marlin|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
     "max_num_seqs": "max_sequences",
     "max_num_batched_tokens": "max_tokens",

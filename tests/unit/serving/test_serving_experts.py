@@ -126,6 +126,23 @@ def test_weights_of_four_bits_wait_for_multiprocessors_not_for_memory() -> None:
     assert seconds["w4a16", "dgx-h200"] == pytest.approx(seconds["w4a16", "dgx-h100"], rel=0.02)
 
 
+def test_openais_kernels_route_longer_than_marlin_and_widen_as_fast() -> None:
+    """Some 30 us a layer more on a Hopper, whatever the tokens; in 16 bits the word triton means another kernel."""
+    longer = {}
+    for form in ("mxfp4", "bf16"):
+        own, marlin = (
+            _plan(
+                model=model("gpt-oss-120b"),
+                weights=form,
+                engine=dataclasses.replace(engine("vllm-async"), expert_kernel=kernel),
+            ).prices.parts(TOKENS[:3])["experts"]
+            for kernel in ("triton", "marlin")
+        )
+        longer[form] = (own - marlin) / 36
+    assert longer["mxfp4"] == pytest.approx(29e-6)
+    assert not longer["bf16"].any()
+
+
 def test_experts_in_mxfp4_multiply_at_eight_bits() -> None:
     """Their activations have eight: many tokens take longer than in NVFP4, few are bound by memory alike."""
     chip = build_cluster(accelerator="b200-sxm", accelerators_per_node=8, nodes=1)
