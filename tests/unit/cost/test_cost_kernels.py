@@ -197,10 +197,13 @@ def test_forward_and_backward_attention_share_their_time_one_to_three() -> None:
 
 
 def test_attention_level_follows_the_kernel_generation() -> None:
-    """flash1 is 0.5 and flash2 0.93 of one chart; cuDNN on Hopper runs 503 TFLOP/s of both passes at 4k."""
-    assert time(attention(), attention_kernel="flash1") / time(attention()) == pytest.approx(
-        0.93 / 0.5
-    )
+    """flash1 is 0.53 of flash2 at any clock; cuDNN on Hopper runs 503 TFLOP/s of both passes at 4k."""
+    for clocks in ("sustained", "burst"):
+        old, new = (
+            time(attention(), attention_kernel=kernel, clocks=clocks)
+            for kernel in ("flash1", "flash2")
+        )
+        assert new / old == pytest.approx(0.53, rel=0.1)  # a burst's forward has a chart of its own
     flops = 3.5 * 4.0 * 2 * 32 * 4096**2 * 128 / 2
     cudnn = time(attention(), attention_kernel="cudnn") + time(
         attention(phase=Phase.INPUT_GRADIENT), attention_kernel="cudnn"
