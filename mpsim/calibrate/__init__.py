@@ -3,5 +3,7 @@
 from mpsim.calibrate.calibrate import Calibrated, calibrate, calibrate_serving
 from mpsim.calibrate.parts import Fit, Score
 from mpsim.calibrate.recorded import calibrate_recorded
+from mpsim.calibrate.runs import Run, calibrate_runs
 
-__all__ = ["Calibrated", "Fit", "Score", "calibrate", "calibrate_recorded", "calibrate_serving"]
+__all__ = ["Calibrated", "Fit", "Run", "Score", "calibrate", "calibrate_recorded"]
+__all__ += ["calibrate_runs", "calibrate_serving"]

@@ -32,6 +32,7 @@ from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
 from mpsim.serving.result import ServedPoint
 from mpsim.shipped import say
+from mpsim.table import Section
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Expansion, OperatorKind, Transformer, expand_layer
 
@@ -45,6 +46,7 @@ class Calibrated:
     document: Mapping[str, object]
     fit: Fit
     warnings: tuple[str, ...]
+    runs: Section | None = None  # measured training steps that it was found from, with predictions
 
     @property
     def cluster(self) -> Cluster:
@@ -85,7 +87,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
     device = next((source.device_name for source in sources if source.device_name), "")
     points = kernel_points(measurements)
     sheet = _datasheet(on, device, header)
-    as_of = _as_of(header)
+    as_of = dated(header)
     if sheet is None:
         assert header is not None, "without a header there is a datasheet"
         entry = machine.cpu_entry(header, points, as_of)
@@ -131,7 +133,7 @@ def calibrate_serving(
     fit = fit_serving(points)
     if not fit.constants:
         raise CalibrationError("nothing could be fitted: too few services were measured")
-    cluster, as_of = points[0].plan.cluster, _as_of(None)
+    cluster, as_of = points[0].plan.cluster, dated()
     chip = cluster.accelerator
     frame = machine.Frame(
         name=name or f"{chip.name}-serving",
@@ -290,7 +292,8 @@ def _source_text(sources: Sequence[Source], header: Header | None) -> str:
     return f"measured with {tools} on {device}{software}"
 
 
-def _as_of(header: Header | None) -> str:
+def dated(header: Header | None = None) -> str:
+    """Day of the measurement, as far as a header says; else today."""
     if header is not None:
         return header.created[:10]
     return dt.datetime.now(dt.UTC).date().isoformat()

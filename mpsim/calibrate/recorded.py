@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     """
     logs = [file for file in files if is_log(file)]
     traces = [file for file in files if file not in logs]
-    frame, base = _base(result.scenario.hardware, name)
+    frame, base = known_machine(result.scenario.hardware, name)
     steps, unseen = {}, list[str]()
     if logs:
         steps["steps of the log"], unseen = log_step(result, logs)
@@ -84,7 +84,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
         f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"
     ]
     fit = _over(base, found)
-    now = _simulated(result.scenario, document_of(frame, fit, ()))
+    now = simulated_on(result.scenario, document_of(frame, fit, ()))
     fit = structs.replace(fit, framework=_habits(now, taken, base))
     return _checked(result, frame, fit, steps, [*warnings, *unseen])
 
@@ -164,7 +164,7 @@ def _over(base: Fit, found: Fit) -> Fit:
     )
 
 
-def _base(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
+def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
     """The machine as it is known: of a machine file all that it holds, else the datasheets."""
     known, chip = cluster.calibration, cluster.accelerator
     document: Mapping[str, object] = known.document if known else {}
@@ -216,7 +216,7 @@ def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
         launches += float(kernels.duration[calls].sum()) * TICK / program.ranks
     more = taken.of("busy").mean() + taken.of("small").mean() - expected.compute.mean()
     factor = max(1 / _MOST, 1 + float(more) / launches) if launches else 1.0
-    return {**habits, "launch_cost": _scaled(habits["launch_cost"], Dimension.TIME, 1 / factor)}
+    return {**habits, "launch_cost": scaled(habits["launch_cost"], Dimension.TIME, 1 / factor)}
 
 
 def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Measurement]:
@@ -407,7 +407,7 @@ def _slow_host(chip: Entry, factor: float) -> Entry:
     """A host whose peaks are lower by a factor."""
     rates = chip["peak_flops"]
     assert isinstance(rates, Mapping), "an accelerator's entry"
-    peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in rates.items()}
+    peaks = {name: scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in rates.items()}
     return {**chip, "peak_flops": peaks}
 
 
@@ -445,7 +445,7 @@ def _checked(
 ) -> Calibrated:
     """The machine, with the steps that it was not fitted to beside those it predicts."""
     document = document_of(frame, fit, warnings)
-    after = _simulated(result.scenario, document).timeline.step_time_s
+    after = simulated_on(result.scenario, document).timeline.step_time_s
     before = float(result.timeline.step_time_s)
     told = [
         f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}),"
@@ -455,7 +455,7 @@ def _checked(
     return Calibrated(document, fit, (*warnings, *told))
 
 
-def _simulated(scenario: Scenario, document: Entry) -> Result:
+def simulated_on(scenario: Scenario, document: Entry) -> Result:
     """Step of the scenario on a machine."""
     cluster = scenario.hardware
     size = {"nodes": cluster.nodes, "accelerators_per_node": cluster.node.accelerators}
@@ -467,19 +467,27 @@ def _simulated(scenario: Scenario, document: Entry) -> Result:
 def _level(
     result: Result, frame: Frame, base: Fit, seconds: float, unseen: list[str]
 ) -> Calibrated:
-    """All kernels of the accelerator by one factor, so that the step takes what the log says: the
-    peak and memory of a host are slower, those of a device stay what its datasheet says.
+    """The machine with all kernels by one factor, so that the step takes what the log says."""
+    frame, fit = slowed(result, frame, base, seconds, lambda now: now.timeline.step_time_s)
+    left = say("calibrate.one_level")
+    return _checked(result, frame, fit, {"steps of the log": seconds}, [left, *unseen])
+
+
+def slowed(
+    result: Result, frame: Frame, base: Fit, seconds: float, part: Callable[[Result], float]
+) -> tuple[Frame, Fit]:
+    """All kernels of the accelerator by one factor, so that a `part` of the step takes `seconds`:
+    the peak and memory of a host are slower, those of a device stay what its datasheet says.
     """
     factor, known = 1.0, frame.accelerator
     chip = result.scenario.hardware.accelerator
     models = [KernelModel(chip, precision) for precision in chip.peak_flops]
     used = itertools.chain(result.constants, *(model.provenance() for model in models))
     constants = {constant.name: constant for constant in used}.values()
-    left = say("calibrate.one_level")
     for _ in range(_LEVELS):
         moved = dict(base.constants)
         if chip.family == "cpu":
-            rate = _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)
+            rate = scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)
             slower = {**_slow_host(known, factor), "memory_bandwidth": rate}
             frame = structs.replace(frame, accelerator=slower)
             moved = {key: _slower(constant, factor) for key, constant in moved.items()}
@@ -490,12 +498,11 @@ def _level(
             for line in base.kernels
         )
         fit = structs.replace(base, constants=moved, kernels=curves)
-        now = _simulated(result.scenario, document_of(frame, fit, ())).timeline
-        factor *= seconds / now.step_time_s
+        factor *= seconds / part(simulated_on(result.scenario, document_of(frame, fit, ())))
     if any(outside_range(*item) for item in moved.items()):
         text = f"no level of the accelerator explains steps of {_time(seconds)}"
         raise CalibrationError(f"{text}; check the scenario's batch, sequence length and nodes")
-    return _checked(result, frame, fit, {"steps of the log": seconds}, [left, *unseen])
+    return frame, fit
 
 
 def _slower(constant: Fitted, factor: float) -> Fitted:
@@ -507,7 +514,8 @@ def _slower(constant: Fitted, factor: float) -> Fitted:
     )
 
 
-def _scaled(text: object, dimension: Dimension, factor: float) -> str:
+def scaled(text: object, dimension: Dimension, factor: float) -> str:
+    """A quantity over a factor."""
     return format_quantity(parse_quantity(str(text), dimension) / factor, dimension, digits=6)
 
 

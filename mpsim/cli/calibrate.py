@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mpsim import structs
-from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
+from mpsim.cli.console import draw, note, print_json, print_sheet, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Reading, check_file, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, HardwareError
 from mpsim.shipped import say
+from mpsim.table import Sheet
 
 if TYPE_CHECKING:
     from mpsim.calibrate import Calibrated, Score
@@ -38,25 +39,24 @@ def calibrate(
 
     FILES: Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J),
         torch.profiler, or as CSV; of repeated ones the quietest counts. Or tables of measured
-        services on one accelerator.
+        services on one accelerator, or with --scenario of training steps, as validate reads them.
     --from TRACE|LOG: A recorded training step (torch.profiler) or a log of the run that --scenario
         describes; repeatable.
-    --scenario FILE: Scenario of the run that --from recorded.
+    --scenario FILE: Scenario of the run that --from recorded, or that rows of FILES change.
     --out -o: The machine file to write; left out: a new machine.yaml.
     --name: Name of the machine; left out: that of its device.
     --on: Accelerator of the machine in the catalog, such as h100-sxm.
     --only COLUMN=VALUE: Use only rows of a CSV table with this value; repeatable.
     """
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
-    if bool(recorded) != (scenario is not None) or bool(recorded) == bool(files):
+    if bool(recorded) == bool(files) or (recorded and scenario is None):
         raise wrong(
             "give measurements, or recordings with --from and their scenario with --scenario",
             "FILE",
         )
-    if recorded and (on or only):
+    if scenario is not None and (on or only):
         raise wrong(
-            "--on and --only are of measurements; a recording's machine is that of its scenario",
-            "--from",
+            "--on and --only are of measurements; a run's machine is that of its scenario", "--on"
         )
     machine = out or Path("machine.yaml")
     if out is None and check_file(machine) and machine.exists():
@@ -66,7 +66,7 @@ def calibrate(
         )
     try:
         if scenario is not None:
-            calibrated = _from_recordings(reading.load(scenario), recorded or [], name)
+            calibrated = _from_steps(reading.load(scenario), recorded or [], files or [], name)
         else:
             calibrated = _fitted(files or [], wanted, name=name, on=on)
     except (CalibrationError, FormatError, HardwareError) as error:
@@ -80,17 +80,31 @@ def calibrate(
     else:
         _print(calibrated)
     for warning in calibrated.warnings:
-        note(warning if recorded else f"warning: {warning}")
+        note(warning if scenario else f"warning: {warning}")
 
 
-def _from_recordings(scenario: Scenario, files: Sequence[Path], name: str) -> Calibrated:
-    """The machine of a recorded run."""
-    from mpsim.calibrate import calibrate_recorded
+def _from_steps(
+    scenario: Scenario, recorded: Sequence[Path], files: Sequence[Path], name: str
+) -> Calibrated:
+    """The machine of recorded runs, or of tables of measured ones, of which each row has to run."""
+    from mpsim.calibrate import Run, calibrate_recorded, calibrate_runs
     from mpsim.simulate import simulate_step
+    from mpsim.validate import validate_files
 
     if scenario.serves:
         raise CalibrationError("the scenario serves; a recorded training step is calibrated from")
-    return calibrate_recorded(simulate_step(scenario), files, name=name)
+    if recorded:
+        return calibrate_recorded(simulate_step(scenario), recorded, name=name)
+    runs: dict[str, list[Run]] = {"training": [], "memory": []}
+    wrong = []
+    for row in validate_files(files, scenario=scenario).records:
+        if row.skipped_because or row.setting is None or row.kind not in runs:
+            wrong.append(f"{row.id}: {row.skipped_because or 'is no training step'}")
+        elif row.measured or row.kind == "training":
+            run = Run(row.id, row.setting, row.unit, row.predicted or 0.0, row.measured)
+            runs[row.kind].append(run)
+    steps, peaks = runs["training"], runs["memory"]
+    return calibrate_runs(simulate_step(scenario), steps, peaks, name=name, wrong=wrong)
 
 
 def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:
@@ -120,6 +134,9 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
 
 
 def _print(calibrated: Calibrated) -> None:
+    if calibrated.runs is not None:
+        print_sheet(Sheet("", (calibrated.runs,)))
+        return
     rows = [_cells(score) for score in calibrated.fit.scores]
     print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
     print_text(" ")

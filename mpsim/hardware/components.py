@@ -7,7 +7,7 @@ All bandwidths are per direction: a bidirectional (marketing) figure is halved o
 import contextlib
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mpsim import nouns, structs
@@ -55,6 +55,8 @@ class Calibration:
     library: str  # communication library that was measured; empty where none was
     # fields of a framework that belong to this machine; a scenario's own fields win
     framework: Mapping[str, object]
+    # labels of the training runs that were measured, as a prediction's setting has them
+    runs: tuple[Mapping[str, Any], ...] = ()
     # the file they were read from, as plain data
     document: Mapping[str, Any] = structs.field(default_factory=dict, repr=False)
 
@@ -69,6 +71,10 @@ class Calibration:
         """The constant called `name`; None where it was not fitted."""
         constant = self.constants.get(name)
         return None if constant is None else constant.value
+
+    def runs_like(self, labels: Mapping[str, Sequence[str]]) -> int:
+        """How many of the measured runs have these labels, as far as they say."""
+        return sum(all([*labels[key]] == words for key, words in run.items()) for run in self.runs)
 
     def kernel_curve(self, kind: str, phase: str) -> MeasuredCurve | None:
         """The curve of a kind of kernel in a phase; the forward's where only that was measured."""

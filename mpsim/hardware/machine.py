@@ -90,6 +90,7 @@ class _MachineFile:
     constants: Mapping[str, _Constant] = structs.field(default_factory=dict)
     kernel_curves: tuple[_Curve, ...] = ()
     collective_curves: tuple[_Curve, ...] = ()
+    runs: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     datasheet: object = None
     fits: object = None
     warnings: object = None
@@ -106,6 +107,7 @@ class _MachineFile:
             collectives=tuple(curve.measured() for curve in self.collective_curves),
             library=f"{self.library}",
             framework=self.framework,
+            runs=tuple({key: [*words] for key, words in run.items()} for run in self.runs),
             document=dict(document),
         )
 

@@ -159,13 +159,8 @@ class Posterior:
         -----
         Once run j is measured the variance of run i is less by ``C_ij^2 / (C_jj + noise^2)``.
         """
-        covariance = errors.rows.T @ self._covariance @ errors.rows
-        own = covariance.diagonal() + errors.noise**2
-        gain = (covariance**2).sum(axis=0) / own
-        return max(among, key=lambda place: float(gain[place]))
-
-    @property
-    def _covariance(self) -> Floats:
-        """Covariance of the errors, whatever kind of user [F, F]."""
         each = np.array([given.covariance for given in self.given])
-        return np.asarray(np.einsum("k,kfg->fg", self.weights, each))
+        known = np.einsum("k,kfg->fg", self.weights, each)
+        covariance = errors.rows.T @ known @ errors.rows
+        gain = (covariance**2).sum(axis=0) / (covariance.diagonal() + errors.noise**2)
+        return max(among, key=lambda place: float(gain[place]))

@@ -126,16 +126,18 @@ class Setting:
     # of a step that was accounted, or of a whole request: how much of it each part is
     shares: Mapping[str, float] = structs.field(default_factory=dict)
     full: float = 0.0  # odds that its peak is beyond memory, of software that allocates as it runs
+    own: int = 0  # runs like it whose measured times the machine was calibrated with
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         labels = {name: list(names) for name, names in self.labels.items()}
-        return {**labels, **structs.named(self, *_NUMBERS), "shares": dict(self.shares)}
+        numbers = structs.named(self, *_NUMBERS) | ({"own": self.own} if self.own else {})
+        return {**labels, **numbers, "shares": dict(self.shares)}
 
     @classmethod
     def from_json(cls, data: Figures) -> Setting:
         """The setting that `to_json` gave."""
-        known = {name: data[name] for name in (*_NUMBERS, "shares") if name in data}
+        known = {name: data[name] for name in (*_NUMBERS, "own", "shares") if name in data}
         labels = {name: tuple(map(str, own)) for name, own in data.items() if name not in known}
         return cls(labels, **known)
 
@@ -209,10 +211,13 @@ class Residuals:
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
         rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
+        apart = rest + self._place(setting)[0]
+        if self.figure in _STEPS:  # n runs of one's own find a level as n noisy readings do
+            apart /= 1.0 + setting.own * apart / noise**2
         factor, most = 1.0, max(self.wider.values(), default=1.0)
         if self.wider:
             factor = math.fsum(share * self.wider.get(kind, most) for kind, share in parts.items())
-        return factor * math.sqrt(noise**2 + self._place(setting)[0] + rest)
+        return factor * math.sqrt(noise**2 + apart)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The nearest measured runs of the nearest stack, of equals the most; or None."""
@@ -293,6 +298,8 @@ class Residuals:
         names = ", ".join(names[0] for names in run.labels.values() if names[0])
         other = f"{'; other ' * bool(apart)}{', '.join(apart)}"
         other += f"; {plural(setting.guessed, 'setting')} guessed" * bool(setting.guessed)
+        if setting.own and self.figure in _STEPS:
+            other += f"; {plural(setting.own, 'run')} of one's own like it"
         return f"{fitted}; nearest: {run.rows} of {names}{other}"
 
     def without(self, family: str) -> Residuals:

@@ -45,8 +45,9 @@ def setting_of(
         shares=shares_of(seconds or {}, compiled=layout.framework.memory.places_buffers),
     )
     odds = fits_probability(memory, setting) if memory else 1.0
+    own = known.runs_like(setting.labels) if (known := layout.cluster.calibration) else 0
     return of_layout(
-        structs.replace(setting, full=fullness(layout.framework, odds)),
+        structs.replace(setting, full=fullness(layout.framework, odds), own=own),
         {axis: layout.mesh.degree(axis) for axis in AXIS_NAMES},
         micro_batch=plan.micro_batch,
         zero=plan.zero,
@@ -63,10 +64,9 @@ def fullness(software: Framework, odds: float) -> float:
 def shares_of(seconds: Mapping[str, float], *, compiled: bool = False) -> dict[str, float]:
     """Shares of an account whose noises differ. `compiled`: the step is one program."""
     whole = math.fsum(seconds.values())
-    kernels = math.fsum(seconds.get(name, 0.0) for name in _KERNELS)
-    exposed = math.fsum(seconds.get(name, 0.0) for name in EXPOSED)
+    sums = [math.fsum(seconds.get(name, 0.0) for name in of) for of in (_KERNELS, EXPOSED)]
     names = ("compiled" if compiled else "compute", "exchange", "rest")
-    parts = (kernels, exposed, whole - kernels - exposed)
+    parts = (*sums, whole - math.fsum(sums))
     return {name: each / whole for name, each in zip(names, parts, strict=True)} if whole else {}
 
 

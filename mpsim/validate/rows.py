@@ -273,9 +273,7 @@ def _records(
     name, family = _id_of(row, number), row.get("family", "").strip() or table.path.stem
     blanks = [blank := Record(id=name, family=family, kind="training", unit="", measured=None)]
     try:
-        figures = table.figures(row)
-        if not figures:
-            raise CalibrationError("nothing was measured")
+        figures = table.figures(row) or {"step_time": None}  # predicted all the same
         blanks = [
             structs.replace(
                 blank,
@@ -323,7 +321,9 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
         figure=residual,
         setting=setting,
         ends=Interval(low, high, basis),
-        ran_out=1.0 - result.summary["fits_probability"] if blank.measured is None else None,
+        ran_out=1.0 - result.summary["fits_probability"]
+        if blank.measured is None and memory
+        else None,
     )
 
 

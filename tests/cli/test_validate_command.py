@@ -232,7 +232,7 @@ def test_measured_services_become_points_of_a_fit(table):
     ]
     assert [reason.partition(":")[0] for reason in skipped] == ["b"]
     assert served_points(table("gpu,op,time_us\nx,gemm,1\n")) is None
-    with pytest.raises(CalibrationError, match="calibrate from a log or a recording"):
+    with pytest.raises(CalibrationError, match="give the scenario that they are runs of"):
         served_points(table("scenario,step_time\nx,1\n"))
 
 

@@ -155,10 +155,10 @@ def test_rows_of_a_table_become_points_and_a_machine_counts_for_its_accelerator(
 
 
 def test_a_table_of_training_steps_is_told_what_it_is_for(tmp_path):
-    """A step's length alone fits no constant: the refusal names the table and what can be done with it."""
+    """Steps are runs of a scenario: the refusal names the table and what is missing."""
     from mpsim.validate import served_points
 
     table = tmp_path / "runs.csv"
     table.write_text("model,parallelism.tp,step_time (ms)\nllama2-7b,1,950\n")
-    with pytest.raises(CalibrationError, match=r"runs.csv: has training steps.*mpsim validate"):
+    with pytest.raises(CalibrationError, match=r"runs.csv: has training steps.*--scenario FILE"):
         served_points(table)

@@ -1,0 +1,176 @@
+"""A machine from measured training runs: a table of steps, laid beside their predictions.
+
+The length of a step alone tells no kernel from a link, but the lengths of several do, as far as
+their shares of both differ. Two levels go into the machine file, of kernels and of collectives;
+what the runs say of doublings of tp, of software, and so on (`mpsim.measured.posterior`) is no
+constant of a machine: it moves what is expected of the table's own rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpsim import structs
+from mpsim.calibrate.calibrate import Calibrated, dated
+from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry
+from mpsim.calibrate.parts import Fit, limit
+from mpsim.calibrate.recorded import known_machine, scaled, simulated_on, slowed
+from mpsim.errors import CalibrationError
+from mpsim.hardware import Cluster
+from mpsim.measured.posterior import EXCHANGE, KERNELS, Errors, Posterior, errors_of
+from mpsim.result import Result
+from mpsim.result.residuals import HALF_WIDTH, Setting
+from mpsim.shipped import say
+from mpsim.table import Section, plural
+from mpsim.training.intervals import shares_of
+from mpsim.units import Dimension, format_quantity
+
+_UNITS = {"s": Dimension.TIME, "B": Dimension.BYTES}
+_PARTS = {KERNELS: "kernels", EXCHANGE: "collectives"}  # and their words
+_ALIKE = ("framework", "format", "length", "model")  # what runs share that are like each other
+
+
+@structs.dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a table: what was measured, and what is predicted."""
+
+    name: str
+    setting: Setting
+    unit: str  # of both figures: s, B, or that of a rate
+    predicted: float
+    measured: float | None  # None where it is open
+
+    def at(self, factor: float) -> float:
+        """The prediction with a step that takes, or a peak that is, so many times as much."""
+        return self.predicted * (factor if self.unit in _UNITS else 1 / factor)
+
+    @property
+    def factor(self) -> float:
+        """The step as measured over its prediction; 1 where it was not."""
+        ratio = (self.measured or self.predicted) / self.predicted
+        return ratio if self.unit in _UNITS else 1 / ratio
+
+    def told(self, value: float | None) -> str:
+        """A figure of the run in words."""
+        if value is None:
+            return "open"
+        dimension = _UNITS.get(self.unit)
+        return format_quantity(value, dimension, digits=4) if dimension else f"{value:,.4g}"
+
+
+def calibrate_runs(
+    result: Result,
+    runs: Sequence[Run],
+    peaks: Sequence[Run] = (),
+    *,
+    name: str = "",
+    wrong: Sequence[str] = (),
+) -> Calibrated:
+    """Find the level of kernels and of links that measured runs say, each as far as they do.
+
+    `result`: of the scenario that the runs change, on the machine as it is known. `runs`: those
+    that were not measured are told what to expect. `peaks`: of memory, where those were measured.
+    `wrong`: of other rows of their tables. CalibrationError with all that is wrong.
+    """
+    cluster = result.scenario.hardware
+    measured = [place for place, run in enumerate(runs) if run.measured]
+    _check(runs, cluster.accelerator.kind, wrong)
+    errors, posterior = _posterior("step", runs)
+    before = Posterior.of(errors.less([]), np.array([]))
+    # what all measured runs share is a level, whatever it is of
+    level = (errors.rows[:, measured] == 1.0).all(axis=1)
+    lines, factors = [], {}
+    for part, what in _PARTS.items():
+        own = (level | (np.array(errors.names) == part))[:, None].astype(float)
+        factors[part] = float(np.exp(posterior.mean @ own)[0])
+        now, then = (HALF_WIDTH * float(each.spread(own)[0]) for each in (posterior, before))
+        words = {"what": what, "time": factors[part], "now": now, "then": then}
+        lines.append(say("calibrate.level", **words))
+    if peaks:
+        held, found = _posterior("memory", peaks)
+        lines.append(say("calibrate.peaks", peak=math.exp(float((found.mean @ held.rows).mean()))))
+    frame, base = known_machine(cluster, name)
+    source = plural(len(measured), "measured training step")
+    frame = structs.replace(frame, source=source, as_of=dated())
+    frame, base = _with_links(frame, base, cluster, factors[EXCHANGE])
+    whole = _kernels(result) * factors[KERNELS]
+    frame, fit = slowed(result, frame, base, whole, _kernels)
+    alike = [{key: [*runs[n].setting.labels[key]] for key in _ALIKE} for n in measured]
+    document = {**document_of(frame, fit, lines), "runs": alike}
+    steps = (result.timeline, simulated_on(result.scenario, document).timeline)
+    was, now_is = (format_quantity(each.step_time_s, Dimension.TIME, digits=4) for each in steps)
+    lines.append(say("calibrate.own_step", was=was, now=now_is))
+    among = [place for place, run in enumerate(runs) if not run.measured]
+    telling = runs[posterior.most_telling(errors, among)].name if among else ""
+    lines.append(say("calibrate.run_next" if among else "calibrate.none_open", name=telling))
+    return Calibrated(document, fit, tuple(lines), _section(runs, posterior, errors))
+
+
+def _posterior(figure: str, runs: Sequence[Run]) -> tuple[Errors, Posterior]:
+    """Errors of all runs, and what those that were measured say of them."""
+    errors = errors_of([run.setting for run in runs], figure)
+    measured = [place for place, run in enumerate(runs) if run.measured]
+    seen = np.log([runs[place].factor for place in measured])
+    return errors, Posterior.of(errors.less(measured), seen)
+
+
+def _check(runs: Sequence[Run], chip: str, wrong: Sequence[str]) -> None:
+    """Refuse a table with runs of another machine, or that were not measured as it seems."""
+    told = [*wrong] if any(run.measured for run in runs) else [*wrong, "no step was measured"]
+    most, alike = limit("off"), dict[tuple[object, ...], list[str]]()
+    for run in runs:
+        key = (run.predicted, run.measured, *run.setting.labels.values())
+        alike.setdefault(key, []).append(run.name)
+        other = run.setting.labels["accelerator"][0]
+        if other != chip:
+            told.append(f"{run.name}: runs on {other}, the scenario on {chip}")
+        elif not 1 / most < run.factor < most:
+            told.append(say("calibrate.far_off", run=run, predicted=run.told(run.predicted)))
+    told += [f"{', '.join(names)}: are one run" for names in alike.values() if len(names) > 1]
+    if told:
+        raise CalibrationError("; ".join(told))
+
+
+def _with_links(frame: Frame, base: Fit, cluster: Cluster, factor: float) -> tuple[Frame, Fit]:
+    """The scenario's own links and measured curves of collectives, slower by a factor."""
+    if cluster.domains > 1:
+        node, card = cluster.node, cluster.node.nic
+        card = structs.replace(card, bandwidth=card.bandwidth * node.nics / node.accelerators)
+        nic = _slow(link_entry(card, None, frame.as_of), factor)
+        frame = structs.replace(frame, nic=nic)
+    curves = tuple(
+        structs.replace(line, times=tuple(factor * time for time in line.times))
+        for line in base.collectives
+    )
+    frame = structs.replace(frame, scale_up=_slow(frame.scale_up, factor))
+    return frame, structs.replace(base, collectives=curves)
+
+
+def _slow(entry: Entry, factor: float) -> Entry:
+    return {
+        **entry,
+        "bandwidth": scaled(entry["bandwidth"], Dimension.BANDWIDTH, factor),
+        "latency": scaled(entry["latency"], Dimension.TIME, 1 / factor),
+    }
+
+
+def _kernels(result: Result) -> float:
+    """Time of a step in kernels of the model [s]."""
+    return shares_of(result.breakdown)["compute"] * result.timeline.step_time_s
+
+
+def _section(runs: Sequence[Run], posterior: Posterior, errors: Errors) -> Section:
+    """A line for each run: what was measured, predicted, and is expected now."""
+    expected, ends = np.exp(posterior.mean @ errors.rows), posterior.ends(errors.rows)
+    rows = []
+    for run, now, low, high in zip(runs, expected, *ends, strict=True):
+        known, (then, after) = run.measured, (run.predicted, run.at(now))
+        off = [f"{value / known - 1:+.1%}" if known else "" for value in (then, after)]
+        between = " to ".join(run.told(each) for each in sorted((run.at(low), run.at(high))))
+        told = [run.told(each) for each in (known, then, after)]
+        rows.append((run.name, *told[:2], off[0], told[2], off[1], between))
+    header = ("run", "measured", "predicted", "error", "now", "error", "80 % of such runs")
+    return Section(tuple(rows), header, (1, 2, 3, 4, 5))
