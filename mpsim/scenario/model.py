@@ -1,11 +1,11 @@
 """The ``model:`` section: a preset, a preset with changes, or a model spelled out."""
 
-import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
 from mpsim import structs, workload
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
+from mpsim.nouns import hints
 from mpsim.scenario.fields import Fields, Name, Section
 from mpsim.shipped import say
 
@@ -24,8 +24,7 @@ def _section(noun: type, title: str, about: str, first: str = "", **more: Any) -
     """A section that may leave out any field of a noun of the model, `first` ones on top; `more`:
     fields that it has otherwise, or beside those.
     """
-    hints = typing.get_type_hints(noun, include_extras=True)
-    kinds = {**dict.fromkeys(first.split()), **hints, **more}
+    kinds = {**dict.fromkeys(first.split()), **hints(noun), **more}
     fields = {key: kind | None for key, kind in kinds.items() if key not in _APART}
     said = {"__doc__": about, "__module__": __name__, "noun": noun, "__annotations__": fields}
     return type(title, (Section,), {**dict.fromkeys(fields), **said})

@@ -1,12 +1,11 @@
 """Sizes of a model: bounds that its nouns mark their fields with, and what does not fit them."""
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 from mpsim.errors import nearest
-from mpsim.memo import remembered
-from mpsim.nouns import Plain
+from mpsim.nouns import Plain, hints
 
 # more is a slip of the keyboard
 Layers: TypeAlias = Annotated[int, Plain(bounds={"ge": 1, "le": 10_000})]
@@ -23,14 +22,9 @@ Images: TypeAlias = Annotated[float, Plain(bounds={"gt": 0, "le": 1_000_000})]
 Pattern: TypeAlias = Annotated[str, Plain(bounds={"max_length": 10_000})]
 
 
-@remembered(8)
-def _hints(noun: type) -> Mapping[str, object]:
-    return typing.get_type_hints(noun, include_extras=True)
-
-
 def unfit(owner: object, head: str = "") -> Iterator[str]:
     """Say which sizes of a model, or of a part of it, are too small, and which words unknown."""
-    for name, hint in _hints(type(owner)).items():
+    for name, hint in hints(type(owner)).items():
         value, kind = getattr(owner, name), typing.get_origin(hint)
         if kind is Literal and value not in typing.get_args(hint):
             yield f"{head}{name} is {value!r}; {nearest(str(value), typing.get_args(hint))}"
