@@ -77,9 +77,9 @@ def compare(
     if plot is not None:
         from mpsim.plot import comparison_chart
 
-        shown = comparisons[0]
-        title = f"{shown.a} against {shown.b}: parts of the step"
-        wrote(comparison_chart(shown).titled(title).save(plot))
+        others = ", ".join(comparison.variant.replace("\n", ", ") for comparison in comparisons)
+        title = f"{comparisons[0].a} against {others}: parts of the step"
+        wrote(comparison_chart(*comparisons).titled(title).save(plot))
 
 
 def _is_recording(path: Path) -> bool:

@@ -41,7 +41,7 @@ def _series(name: str, points: Sequence[Point], colour: str, **style: Any) -> Se
     """Marks at points, joined by a line unless `style` says none; labels are their names."""
     x, y = [point.x for point in points], [point.y for point in points]
     labels = [point.name for point in points]
-    return Series(name, x, y, colour, **{"mark": "o", "labels": labels, **style})
+    return Series(name if x else "", x, y, colour, **{"mark": "o", "labels": labels, **style})
 
 
 def _names(points: Sequence[Point]) -> dict[int, str]:
@@ -174,7 +174,7 @@ def plan_chart(plans: Plans) -> Lines:
         title="Days and price",
         alt=f"{len(every)} plans, {len(front)} on the front.",
         series=[
-            _series("plan", every, "other", line="", size=4.2),
+            _series("plan", [p for p in every if p not in front], "other", line="", size=4.2),
             _series(FRONT, front, "forward", step=True, written=_names(front)),
         ],
         x=Axis("days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)),

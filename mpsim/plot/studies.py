@@ -90,7 +90,7 @@ def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bar
     return Bars(
         title=_OF_TOKEN if serves else "Parts of the step",
         alt="; ".join(comparison.explanation for comparison in comparisons) + ".",
-        names=names or [comparisons[0].a, *(comparison.b for comparison in comparisons)],
+        names=names or [comparisons[0].a, *(comparison.variant for comparison in comparisons)],
         parts=parts_of(seconds),
         value=Axis("time, mean over ranks", "s"),
         written="share",

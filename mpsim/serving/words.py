@@ -19,7 +19,8 @@ def service_sheet(summary: Figures) -> Sheet:
 
 
 def _rows(summary: Figures) -> list[tuple[str, str]]:
-    output, batch, count = (summary[n] for n in ("output_tokens_per_s", "batch", "replicas"))
+    output, batch = summary["output_tokens_per_s"], summary["batch"]
+    count = summary.get("replicas", 1)  # results stored before have none
     share = summary["output_tokens_per_s_per_accelerator"]
     each = " an instance" if count > 1 else ""
     inside = f", in {count} instances" if each and "pools" not in summary else ""

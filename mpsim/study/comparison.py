@@ -142,6 +142,12 @@ class Comparison(Shown, Tabular):
         lines = (self.explanation, *self.warnings)
         return Sheet("", (names, Section(rows, header, tuple(range(1, len(header))), lines=lines)))
 
+    @property
+    def variant(self) -> str:
+        """Name of b, or what it changes where it keeps that of a."""
+        changed = self._changed() if self.a == self.b else []
+        return "\n".join(changed) or self.b
+
     def _changed(self) -> list[str]:
         """Keys and values of B instead of those of A, the first few."""
         words = [

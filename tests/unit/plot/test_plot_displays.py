@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+import mpsim
 from mpsim.engine import run
 from mpsim.errors import ScenarioError
 from mpsim.plot import (
@@ -21,6 +22,7 @@ from mpsim.plot import (
     answer_chart,
     comparison_chart,
     error_chart,
+    plan_chart,
     sweep_chart,
 )
 from mpsim.plot.chart import placed_names, thin
@@ -223,6 +225,10 @@ class _Compared:
     explanation: str = "the same"
     whole: str = "step_time_s"
 
+    @property
+    def variant(self) -> str:
+        return self.b
+
 
 def test_a_comparison_stacks_both_in_the_order_of_the_palette() -> None:
     """Parts come in palette order whatever order they are given in; totals are written."""
@@ -233,6 +239,31 @@ def test_a_comparison_stacks_both_in_the_order_of_the_palette() -> None:
     assert [tick.get_text() for tick in display.ax_.get_yticklabels()] == ["slow", "fast"]
     assert display.ax_.get_xlabel() == "time, mean over ranks (ms)"
     assert " 700 ms " in _texts(display)
+
+
+def test_variants_of_one_scenario_are_told_apart() -> None:
+    """What `--vs` changes names the bar, where both scenarios have one name."""
+    base = mpsim.Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": "run",
+            "model": "llama3-8b",
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "parallelism": {"tp": 4},
+            "training": {"global_batch": 8, "sequence_length": 1024},
+        }
+    )
+    other = base.with_values({"parallelism.tp": 8})
+    compared = mpsim.compare(mpsim.simulate(base), mpsim.simulate(other))
+    assert comparison_chart(compared).names == ["run", "parallelism.tp 4 to 8"]
+
+
+def test_a_front_of_every_plan_has_no_empty_legend() -> None:
+    """Plans off the front are named where there are some."""
+    plans = [SimpleNamespace(accelerators=64 * n, days=9 / n, cost=1e6 * n) for n in (1, 2, 3)]
+    for front, names in ((plans, [""]), (plans[:2], ["plan"])):
+        chart = plan_chart(SimpleNamespace(rows=plans, front=front, deadline=None))
+        assert [series.name for series in chart.series[:1]] == names
 
 
 def test_a_picture_is_drawn_on_given_axes() -> None:
