@@ -46,8 +46,7 @@ _NAMES = {
 }
 _STEPS = {"all_reduce": 2, "barrier": 2}
 _ROOTED = ("broadcast", "reduce")
-# from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each
-# other closely
+# from one rank to the next, chunk by chunk; a reduce too, but those of several owners overlap
 _CHAINED = "broadcast"
 
 
@@ -55,8 +54,7 @@ class FittedLibrary:
     """A library whose times were fitted on measurements: RCCL and HCCL as it stands, NCCL and the
     torus with more.
 
-    `ledger`: where constants are accounted for. `loaded`: whether other traffic of the job shares
-    the network.
+    `ledger`: where constants are accounted for. `loaded`: whether a job shares the network.
 
     Attributes
     ----------
@@ -71,8 +69,10 @@ class FittedLibrary:
         self.cluster = cluster
         self._use = ledger.use
         link, nic = cluster.node.scale_up, cluster.node.nic
-        label = f"{link.like or link.name}@{cluster.accelerator.kind}"
-        self.inside = choose_group("collectives", "inside", label, link.shape.value)
+        labels = (f"{link.like or link.name}@{kind}" for kind in (cluster.accelerator.kind, ""))
+        known = (choose_group("collectives", "inside", at, link.shape.value) for at in labels)
+        # a sweep of one host is no word of a job's
+        self.inside = next(group for group in known if not (loaded and "host" in group.words))
         groups = constant_groups("collectives")
         quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)
         self.network = groups["network.loaded"] if loaded else quiet
