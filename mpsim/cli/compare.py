@@ -77,8 +77,8 @@ def compare(
     if plot is not None:
         from mpsim.plot import comparison_chart
 
-        others = ", ".join(comparison.variant.replace("\n", ", ") for comparison in comparisons)
-        title = f"{comparisons[0].a} against {others}: parts of the step"
+        words = ", ".join(comparison.variant.replace("\n", ", ") for comparison in comparisons)
+        title = f"{comparisons[0].a} against {words}: parts of the step"
         wrote(comparison_chart(*comparisons).titled(title).save(plot))
 
 
