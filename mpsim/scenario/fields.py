@@ -199,7 +199,8 @@ class Read:
 
     def schema(self, plain: Schema) -> Schema:
         """How the core reads it."""
-        told = {"type": f"function-{self.when}", "schema": plain}
+        inner = {} if self.when == "plain" else {"schema": plain}
+        told = {"type": f"function-{self.when}", **inner}
         if self.json:
             told["metadata"] = {"pydantic_js_annotation_functions": [self.json]}
         return {**told, "function": {"type": "no-info", "function": self.function}}
