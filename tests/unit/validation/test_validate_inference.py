@@ -178,6 +178,16 @@ def test_an_analysis_of_a_gap_shows_the_runs_that_it_is_about(rows, tmp_path):
     assert theirs.engine.first_token_time > other.engine.first_token_time
 
 
+@pytest.mark.parametrize(("row", "pieces"), [("aicsil-0506", True), ("aicsil-0516", False)])
+def test_layers_in_pieces_of_graphs_are_those_of_the_script(row, pieces, rows, tmp_path):
+    """enable_piecewise_cuda_graph is set from 64 users on: prompts do not wait for their launches then."""
+    (plan,) = (
+        plan_of(r)[0] for r in opened(_written([x for x in rows if x["id"] == row], tmp_path))[1]
+    )
+    assert plan.engine.piecewise_graphs is pieces
+    assert 128 in plan.engine.graph_sizes
+
+
 def test_generated_graphs_reach_as_far_as_their_largest_batch(rows, tmp_path):
     """A server whose graphs go up to half of its users launches layer after layer."""
     (row,) = (row for row in rows if row["id"] == "aicsil-0898")
