@@ -46,6 +46,7 @@ from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
 _SHAPES = 1 << 16  # remembered with their time
+_LENGTHS = 256  # of sequences whose pairs are
 _MODELS = 16  # accelerators, precisions and settings whose shapes are
 
 CLOCKS = ("sustained", "burst")
@@ -538,6 +539,10 @@ def executed_flops(operators: Sequence[Operator]) -> Floats:
 def _executed(o: Operator) -> float:
     if o.kind is not OperatorKind.ATTENTION:
         return o.flops
-    pairs = attention_pairs(o.queries, o.keys, causal=o.causal, window=o.window, diagonal=True)
-    worked_on = o.sequences * o.heads * float(pairs)
+    worked_on = o.sequences * o.heads * _pairs(o.queries, o.keys, o.causal, o.window)
     return attention_flops(worked_on, o.head_dim, o.head_dim_v, o.phase)
+
+
+@remembered(_LENGTHS)
+def _pairs(queries: float, keys: float, causal: bool, window: float) -> float:
+    return float(attention_pairs(queries, keys, causal=causal, window=window, diagonal=True))

@@ -60,7 +60,7 @@ class LayoutCosts:
         # whose models it uses
         self._first = [clusters.index(cluster) for cluster in clusters]
         self._others: dict[int, LayoutCosts] = {}
-        self._stages: dict[int, StageCosts] = {}
+        self._of_meshes = Memo[Mesh, dict[int, StageCosts]](_MESSAGES)
         self._sent = Memo[tuple[object, ...], Transfer](_MESSAGES)
         self._messages = Memo[tuple[object, ...], Transfer](_MESSAGES)
         if like is not None:
@@ -68,6 +68,7 @@ class LayoutCosts:
             self.places = like.places
             if not self._first:
                 self._sent, self._messages = like._sent, like._messages
+                self._of_meshes = like._of_meshes
             self._others = {
                 rank: LayoutCosts(_elsewhere(layout, clusters[rank]), like=other)
                 for rank, other in like._others.items()
@@ -147,15 +148,16 @@ class LayoutCosts:
         """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""
         first = int(self.alike[rank])
         if first not in self._stages:
+            groups = [group for axis in AXES for group in axis.communicators]
             self._stages[first] = StageCosts(
-                self.of(first),
-                {
-                    group.name: self.communicator(group, first)
-                    for axis in AXES
-                    for group in axis.communicators
-                },
+                self.of(first), {group.name: self.communicator(group, first) for group in groups}
             )
         return self._stages[first]
+
+    @functools.cached_property
+    def _stages(self) -> dict[int, StageCosts]:
+        """Costs of stages by rank, which layouts of one mesh share."""
+        return self._of_meshes.get_or(self.layout.mesh, dict)
 
     def communicator(self, group: Communicator, rank: int) -> GroupShape:
         """Where a communicator of layers of pipeline rank `rank` sits."""

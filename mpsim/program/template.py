@@ -153,17 +153,15 @@ class _Block:
 
     def wait(self, kernel: Compute | None) -> tuple[int, ...]:
         """Advance to when a kernel may start (None: launched next); idle time is its wait's."""
-        if not self.pending:
+        if not self.pending:  # as before most kernels
             return ()
-        return self._await(
-            tuple(
-                place
-                for place in self.pending
-                if (item := self.placed[place].item) is not None and item.holds(kernel)
-            )
-        )
+        placed = self.placed
+        held = [(place, item) for place in self.pending if (item := placed[place].item)]
+        return self._await(tuple([place for place, item in held if item.holds(kernel)]))
 
     def _await(self, awaited: tuple[int, ...]) -> tuple[int, ...]:
+        if not awaited:
+            return ()
         for place in awaited:
             collective = self.placed[place]
             if collective.end > self.now:  # waited for once, as it then leaves `pending`

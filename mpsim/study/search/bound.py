@@ -195,14 +195,10 @@ class Bounder:
         )
     )
     def least(self, layout: Layout, *, roughly: bool) -> float:
-        """A time that neither the bound of a layout nor its step beats, whatever its stages are: a
-        rank's share of all kernels and collectives in layers and ends [s]. `roughly`: of layers
-        alone and without what runs again, which is sooner known.
-
-        Notes
-        -----
-        Of n microbatches the busiest of P ranks has no less to do than the mean, n (F + B) / P,
-        where F and B are those of the whole model as one stage, on the ranks that are fastest.
+        """A time that neither the bound of a layout nor its step beats, whatever its stages are: of
+        n microbatches the busiest of P ranks has no less to do than the mean, n (F + B) / P, of the
+        whole model as one stage on the fastest ranks [s]. `roughly`: of layers alone and without
+        what runs again, which is sooner known.
         """
         recompute, model = self.recompute(layout), self._plan.layout.model
         # how many layers run again may hang on how they are divided among stages
