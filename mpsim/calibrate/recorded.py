@@ -21,7 +21,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
-from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
+from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, sheet_entry
 from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.cost import CollectiveModel, Constant, KernelModel
@@ -170,7 +170,10 @@ def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
     document: Mapping[str, object] = known.document if known else {}
     joined = link(chip.scale_up) if chip.scale_up else None
     accelerator, scale_up, nic = (document.get(key) for key in ("accelerator", "scale_up", "nic"))
-    as_of = str(document.get("as_of", chip.year))
+    as_of, node = str(document.get("as_of", chip.year)), cluster.node
+    # a machine file has a NIC for each accelerator
+    share = node.nic.bandwidth * node.nics / node.accelerators
+    card = structs.replace(node.nic, bandwidth=share) if node.nics else None
     frame = Frame(
         name=name or f"{chip.name}-recorded",
         source="recorded steps" + (f", beside what {known.source} said" if known else ""),
@@ -178,8 +181,8 @@ def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
         datasheet=str(document.get("datasheet", "")) if known else chip.name,
         accelerator=_entry(accelerator) or sheet_entry(chip),
         scale_up=_entry(scale_up) or link_entry(joined, None, as_of),
-        nic=_entry(nic) or (nic_entry(as_of) if cluster.domains > 1 else None),
-        per_node=cluster.node.accelerators,
+        nic=_entry(nic) or (link_entry(card, None, as_of) if card else None),
+        per_node=node.accelerators,
         nodes=cluster.nodes,
         library=CollectiveModel(cluster).library.name,
         inputs=[],

@@ -15,11 +15,10 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.calibrate.calibrate import Calibrated, dated
-from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry
+from mpsim.calibrate.machine import Entry, Frame, document_of
 from mpsim.calibrate.parts import Fit, limit
 from mpsim.calibrate.recorded import known_machine, scaled, simulated_on, slowed
 from mpsim.errors import CalibrationError
-from mpsim.hardware import Cluster
 from mpsim.measured.posterior import EXCHANGE, KERNELS, Errors, Posterior, errors_of
 from mpsim.result import Result
 from mpsim.result.residuals import HALF_WIDTH, Setting
@@ -95,7 +94,7 @@ def calibrate_runs(
     frame, base = known_machine(cluster, name)
     source = plural(len(measured), "measured training step")
     frame = structs.replace(frame, source=source, as_of=dated())
-    frame, base = _with_links(frame, base, cluster, factors[EXCHANGE])
+    frame, base = _with_links(frame, base, factors[EXCHANGE])
     whole = _kernels(result) * factors[KERNELS]
     frame, fit = slowed(result, frame, base, whole, _kernels)
     alike = [{key: [*runs[n].setting.labels[key]] for key in _ALIKE} for n in measured]
@@ -134,18 +133,14 @@ def _check(runs: Sequence[Run], chip: str, wrong: Sequence[str]) -> None:
         raise CalibrationError("; ".join(told))
 
 
-def _with_links(frame: Frame, base: Fit, cluster: Cluster, factor: float) -> tuple[Frame, Fit]:
-    """The scenario's own links and measured curves of collectives, slower by a factor."""
-    if cluster.domains > 1:
-        node, card = cluster.node, cluster.node.nic
-        card = structs.replace(card, bandwidth=card.bandwidth * node.nics / node.accelerators)
-        nic = _slow(link_entry(card, None, frame.as_of), factor)
-        frame = structs.replace(frame, nic=nic)
+def _with_links(frame: Frame, base: Fit, factor: float) -> tuple[Frame, Fit]:
+    """The machine's links and measured curves of collectives, slower by a factor."""
     curves = tuple(
         structs.replace(line, times=tuple(factor * time for time in line.times))
         for line in base.collectives
     )
-    frame = structs.replace(frame, scale_up=_slow(frame.scale_up, factor))
+    nic = None if frame.nic is None else _slow(frame.nic, factor)
+    frame = structs.replace(frame, scale_up=_slow(frame.scale_up, factor), nic=nic)
     return frame, structs.replace(base, collectives=curves)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 import mpsim
 from mpsim.calibrate import Run, calibrate_runs
+from mpsim.calibrate.machine import document_of
+from mpsim.calibrate.recorded import known_machine, simulated_on
 from mpsim.cli.app import execute
 from mpsim.errors import CalibrationError
 from mpsim.hardware.machine import machine_of
@@ -128,3 +130,15 @@ def test_a_table_becomes_a_machine_on_the_command_line(
     assert "r3: " in said
     assert "r1: takes" in said
     assert "r0: step_time: got '0'; needed a number above 0 in s" in said
+
+
+def test_a_machine_about_which_nothing_is_learnt_is_the_scenarios_own() -> None:
+    """Two nodes over their own NICs: a machine file without a constant of its own gives the same step."""
+    values = {"cluster.nodes": 2, "parallelism.tp": 2, "parallelism.pp": 2}
+    scenario = mpsim.Scenario.from_mapping(BASE).with_values(values)
+    document = document_of(*known_machine(scenario.hardware, ""), ())
+    steps = [
+        each.timeline.step_time_s
+        for each in (mpsim.simulate(scenario), simulated_on(scenario, document))
+    ]
+    assert steps[0] == pytest.approx(steps[1], rel=3e-5)
