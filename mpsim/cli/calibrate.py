@@ -96,8 +96,10 @@ def _from_steps(
     if recorded:
         return calibrate_recorded(simulate_step(scenario), recorded, name=name)
     runs: dict[str, list[Run]] = {"training": [], "memory": []}
-    wrong = []
-    for row in validate_files(files, scenario=scenario).records:
+    wrong, validation = [], validate_files(files, scenario=scenario)
+    if validation.interrupted:  # a part of the runs would make another machine
+        raise KeyboardInterrupt
+    for row in validation.records:
         if row.skipped_because or row.setting is None or row.kind not in runs:
             wrong.append(f"{row.id}: {row.skipped_because or 'is no training step'}")
         elif row.measured or row.kind == "training":

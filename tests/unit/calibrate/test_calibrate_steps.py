@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 
@@ -142,3 +143,23 @@ def test_a_machine_about_which_nothing_is_learnt_is_the_scenarios_own() -> None:
         for each in (mpsim.simulate(scenario), simulated_on(scenario, document))
     ]
     assert steps[0] == pytest.approx(steps[1], rel=3e-5)
+
+
+def test_an_interrupted_table_makes_no_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the runs would make another machine than all of them."""
+    (tmp_path / "base.yaml").write_text(json.dumps(BASE))
+    (tmp_path / "runs.csv").write_text("parallelism.tp,step_time\n1,0.7\n2,0.8\n")
+    simulated: list[object] = []
+
+    def interrupted(scenario: mpsim.Scenario) -> object:
+        simulated.append(scenario)
+        if len(simulated) > 1:
+            raise KeyboardInterrupt
+        return mpsim.simulate(scenario)
+
+    monkeypatch.setattr(importlib.import_module("mpsim.validate.rows"), "simulate", interrupted)
+    asked = [str(tmp_path / "runs.csv"), "--scenario", str(tmp_path / "base.yaml")]
+    assert execute(["calibrate", *asked, "-o", str(tmp_path / "box.yaml")]) == 130
+    assert not (tmp_path / "box.yaml").exists()
