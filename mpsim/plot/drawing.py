@@ -295,11 +295,8 @@ def _line_handle(series: charts.Series, colour: str) -> Artist:
 def _scale(ax: Axes, which: str, axis: charts.Axis, word: str, size: float) -> None:
     """Scale, limits, marks and name of one of the two axes."""
     own = ax.xaxis if which == "x" else ax.yaxis
-    set_scale, set_limits, set_label = (
-        getattr(ax, f"set_{which}{word}") for word in ("scale", "lim", "label")
-    )
     if axis.log:
-        set_scale("log", base=axis.log)
+        getattr(ax, f"set_{which}scale")("log", base=axis.log)
         own.set_major_formatter(_Plain(axis.log))
         own.set_minor_formatter(_Plain(axis.log, minor_thresholds=(1, 0.4)))
     if axis.ticks:
@@ -307,8 +304,11 @@ def _scale(ax: Axes, which: str, axis: charts.Axis, word: str, size: float) -> N
         own.set_minor_locator(NullLocator())
     low, high = (each if each is None else each / size for each in axis.limits)
     if low is not None or high is not None:
-        set_limits(low, high)
-    set_label(axis.label(word))
+        if low is not None and high is None:  # marks that are all alike have room above, too
+            ax.update_datalim([(low, low)], updatex=which == "x", updatey=which == "y")
+            ax.autoscale_view()
+        getattr(ax, f"set_{which}lim")(low, high)
+    own.set_label_text(axis.label(word))
 
 
 class _Plain(LogFormatter):

@@ -25,7 +25,7 @@ from mpsim.plot import (
     plan_chart,
     sweep_chart,
 )
-from mpsim.plot.chart import placed_names, thin
+from mpsim.plot.chart import Lines, Series, placed_names, thin
 from mpsim.plot.step import attribution_chart, bubble_chart, memory_areas, memory_bars
 from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
@@ -256,6 +256,16 @@ def test_variants_of_one_scenario_are_told_apart() -> None:
     other = base.with_values({"parallelism.tp": 8})
     compared = mpsim.compare(mpsim.simulate(base), mpsim.simulate(other))
     assert comparison_chart(compared).names == ["run", "parallelism.tp 4 to 8"]
+
+
+def test_marks_that_are_all_alike_have_room_above() -> None:
+    """The axis from zero ends above them, not through their middle."""
+    flat = Series("", [0.0, 1.0, 2.0], [7434.0, 7467.0, 7425.0], mark="o")
+    axis = Axis("rate", limits=(0.0, None))
+    chart = Lines(title="flat", alt="", series=[flat], x=Axis("key"), y=axis)
+    low, high = chart.plot().ax_.get_ylim()
+    assert low == 0.0
+    assert high > 1.03 * 7467.0
 
 
 def test_a_front_of_every_plan_has_no_empty_legend() -> None:
