@@ -136,6 +136,12 @@ def exact_layouts() -> float:
     return in_bare(lambda: timer.seconds(chosen), len(chosen))
 
 
+def cluster_of_a_design() -> float:
+    """Two clusters of the chips' design, each with the best of some 15,000 layouts."""
+    chips = scenario("what-if/design-chips")
+    return in_bare(lambda: mpsim.design(chips, upgrades=False), 2)
+
+
 def whole_step() -> float:
     """GPT-3, 36,616 operations, from a scenario to its summary, after another step of other lengths on the same machine."""
     gpt3 = scenario("gpt3-175b-a100")
@@ -243,6 +249,7 @@ TABLE = (
     Row("a sweep point that changes links or prices", sweep_of_links, 1_500, 9_000),
     Row("a sweep point that changes the layout", sweep_of_layouts, 4_000, 20_000),
     Row("an exact layout of a search", exact_layouts, 2_500, 9_000),
+    Row("a cluster of a design", cluster_of_a_design, 240_000, 4_000_000),
     Row("simulate + summary of GPT-3", whole_step, 30_000, 90_000),
     Row("m = 10,000 (1.9 M operations)", lambda: long_step(0), 200_000, 100_000),
     Row("m = 10,000, peak memory", lambda: long_step(1), 100, 100, "MB"),
