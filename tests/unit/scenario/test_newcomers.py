@@ -108,6 +108,7 @@ def test_a_word_for_the_loss_says_how_much_of_the_logits_there_is(base):
     [
         ("model=meta-llama/Llama-3.1-8B", "did you mean 'llama3.1-8b'"),
         ("model.experts=8", "did you mean 'model.moe.experts'"),
+        ("serving.limits={ttft: 1 s}", "did you mean 'serving.slo'"),
         ("framework.compile=3", "needed true or false"),
         ("framework={preset: megatron-core, compile: true}", "a stack of torch, which"),
         ("framework={preset: torch-fsdp2, loss: liger}", "needed one of eager, chunked, fused"),
