@@ -442,6 +442,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     fields: dict[str, Any] = {field: value for field, value in stated.items() if value}
     if share := cells.number("kv_memory_fraction"):
         fields["memory_fraction"] = share
+    own: dict[str, Any] = {}
     if recipe := _first("recipes", cells):
         own = dict(recipe["fields"])
         if budget := recipe.get("budget"):
@@ -451,7 +452,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
                 own["graph_sizes"] = tuple(range(1, largest + 1))
         fields = {**own, **fields}
         assumed.append(Assumed("engine", ", ".join(own), recipe["why"]))
-    if (graphs := _first("graphs", cells)) and preset.graph_sizes:
+    if (graphs := _first("graphs", cells)) and preset.graph_sizes and "graph_sizes" not in own:
         fields |= graphs["fields"]
         assumed.append(Assumed("engine", ", ".join(graphs["fields"]), graphs["why"]))
     fields |= _flags(cells)
