@@ -211,7 +211,10 @@ def section(figure: str, rows: Sequence[Residual]) -> tuple[list[str], dict[str,
             np.mean([told(user, figure, known[user.family], p) for p in choose(user)], axis=0)
             for user in mine
         ]
-        mean = Told(*np.nanmean(found, axis=0))
+        columns = [
+            [each for each in column if not math.isnan(each)] for column in zip(*found, strict=True)
+        ]
+        mean = Told(*(statistics.fmean(column) if column else math.nan for column in columns))
         worse = sum(each[1] > each[0] + 0.001 for each in found)
         taus = "| | " if math.isnan(mean.tau) else f"| {mean.tau:.2f} | {mean.tau_after:.2f} "
         lines.append(
