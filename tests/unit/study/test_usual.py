@@ -106,3 +106,18 @@ def test_a_policy_of_kept_values_that_does_not_fit_becomes_full_recomputation() 
     scenario = asked(recompute="per-op", recompute_keeps=["query", "gate"])
     chosen = settled(scenario, {"training.recompute"}, Tried(lambda v: 0.9 if v else 3.0, len))
     assert chosen == {"training.recompute": "full", "training.recompute_keeps": None}
+
+
+def test_experts_that_eight_ranks_do_not_hold_are_divided_into_stages() -> None:
+    """By hand: of 671 billion parameters 128 ranks have a part that fits, 8 do not, and gathering every layer takes twice as long."""
+    layout = LAYOUT | {"parallelism.ep"}
+    question = {**QUESTION, "model": "deepseek-v3", "cluster": {"preset": "dgx-h100", "nodes": 32}}
+    held = lambda values: values.get("parallelism.ep", 1) * values.get("parallelism.pp", 1)  # noqa: E731
+    sharded = lambda values: values.get("parallelism.zero") == 3  # noqa: E731
+    tried = Tried(
+        lambda values: 0.5 if sharded(values) else 60 / held(values),
+        lambda values: 2.0 if sharded(values) else 1.0,
+    )
+    values = settled(Scenario.from_mapping(question, checked=False), layout, tried)
+    assert (values["parallelism.pp"], values["parallelism.ep"]) == (8, 8)
+    assert values["parallelism.layers_per_stage"] == "auto"
