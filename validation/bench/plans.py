@@ -158,14 +158,17 @@ def _experts(cells: Cells) -> dict[str, str]:
     text, words = cells.text("moe"), table("plans")["experts"]
     if not text:
         return {}
-    match = re.search(words["pattern"], text)
-    if match is None:
+    found = {
+        name: next(filter(None, match.groups()))
+        for name in ("number", "top", "shared")
+        if (match := re.search(words[name], text, re.IGNORECASE))
+    }
+    if not {"number", "top"} <= found.keys():
         raise CalibrationError(f"experts {text!r} are not stated by number")
-    experts, shared, top = match.groups()
     columns = {
-        "moe_experts": experts,
-        "moe_topk": top,
-        "moe_shared_experts": shared or "0",
+        "moe_experts": found["number"],
+        "moe_topk": found["top"],
+        "moe_shared_experts": found.get("shared", "0"),
         "moe_ffn_hidden": cells.text("ffn_hidden"),
     }
     if width := re.search(words["width"], text):

@@ -278,3 +278,24 @@ def test_groups_of_microbatches_that_a_stack_asks_for_are_told():
     assert nearest["training"]["global_batch"] == 15 * 64
     assert nearest["framework"]["whole_groups"] is False
     assert any("whole rounds" in each.why for each in told)
+
+
+@pytest.mark.parametrize(
+    ("words", "experts", "top", "shared"),
+    [
+        ("8 experts, top 2", "8", "2", "0"),
+        ("8 experts (top-2)", "8", "2", "0"),
+        ("E=8, k=2", "8", "2", "0"),
+        ("top-2 of 8", "8", "2", "0"),
+        ("8 experts, 2 active", "8", "2", "0"),
+        ("256 routed + 1 shared, top-8 (ffn 2048)", "256", "8", "1"),
+        ("256 routed experts, 1 shared expert, top 8", "256", "8", "1"),
+    ],
+)
+def test_words_of_experts_tell_their_numbers(
+    words: str, experts: str, top: str, shared: str
+) -> None:
+    """However routed and shared ones are told."""
+    cells = as_run(Cells({**SMALL, "moe": words, "ffn_hidden": "2048"})).cells
+    names = ("moe_experts", "moe_topk", "moe_shared_experts")
+    assert tuple(cells.text(name) for name in names) == (experts, top, shared)
