@@ -2,8 +2,8 @@
 
 The length of a step alone tells no kernel from a link, but the lengths of several do, as far as
 their shares of both differ. Two levels go into the machine file, of kernels and of collectives;
-what the runs say of doublings of tp, of software, and so on (`mpsim.measured.posterior`) is no
-constant of a machine: it moves what is expected of the table's own rows.
+what the runs say of settings in which they differ, doublings of tp and so on
+(`mpsim.measured.posterior`), is no constant of a machine: it moves what is expected of the rows.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def calibrate_runs(
     errors, posterior = _posterior("step", runs)
     before = Posterior.of(errors.less([]), np.array([]))
     # what all measured runs share is a level, whatever it is of
-    level = (errors.rows[:, measured] == 1.0).all(axis=1)
+    names, level = np.array(errors.names), errors.less(measured).alike
     lines, factors = [], {}
     for part, what in _PARTS.items():
-        own = (level | (np.array(errors.names) == part))[:, None].astype(float)
+        own = np.where(np.isin(names, [*_PARTS]), names == part, level)[:, None]
         factors[part] = float(np.exp(posterior.mean @ own)[0])
         now, then = (HALF_WIDTH * float(each.spread(own)[0]) for each in (posterior, before))
         words = {"what": what, "time": factors[part], "now": now, "then": then}

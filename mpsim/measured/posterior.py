@@ -43,6 +43,11 @@ class Errors(NamedTuple):
         """The same of some runs alone."""
         return self._replace(rows=self.rows[:, list(places)])
 
+    @property
+    def alike(self) -> Floats:
+        """Multipliers that all runs have alike, others 0: no run tells these errors apart [F]."""
+        return np.where(np.ptp(self.rows, axis=1) == 0.0, self.rows[:, 0], 0.0)
+
 
 def spreads(figure: str) -> Mapping[str, float]:
     """Spread of each error of the step (``step``) or of its peak of memory (``memory``)."""

@@ -44,7 +44,7 @@ FIGURES: Final = {
     "clock": "clock_hz",
     "switch_power": "switch_power_w",
 }
-"""fields.Fields of accelerators, links and fabrics whose keys in a scenario have another name."""
+"""Fields of accelerators, links and fabrics whose keys in a scenario have another name."""
 
 KINDS: Final = tuple(kind.value for kind in FabricKind)
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -498,7 +498,7 @@ def thinnings_of(fabric: FabricChoice) -> tuple[float, ...]:
 
 
 def network_of(fabric: FabricChoice, folder: Folder) -> fields.Fields:
-    """fields.Fields of a fabric that `build_cluster` has no word for."""
+    """Fields of a fabric that `build_cluster` has no word for."""
     apart = ("kind", "oversubscription", "routing", "graph", "links")
     figures = _figures(fabric).items()
     network = {name: value for name, value in figures if value is not None and name not in apart}

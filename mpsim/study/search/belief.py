@@ -206,21 +206,20 @@ class Belief:
 
     def learnt(self) -> dict[str, Learnt]:
         """Factors on the time by name; ``memory`` is that on the memory."""
-        (step, memory), (times, _) = self._errors, self._posteriors
-        before = Posterior.of(step.less([]), np.array([]))
+        (step, memory), (times, _), drawn = self._errors, self._posteriors, self._drawn
+        before = [Posterior.of(each.less([]), np.array([])) for each in self._errors]
         # what all layouts share is one level, whatever it is of
-        sums = {"level": (step.rows == 1.0).all(axis=1)}
+        sums = {"level": step.alike}
         sums |= {told: np.array(step.names) == name for name, told in _SLOPES.items()}
         found = {}
         for name, those in sums.items():
             of = those[:, None].astype(float)
-            now, then = (float(each.spread(of)[0]) for each in (times, before))
+            now, then = (float(each.spread(of)[0]) for each in (times, before[0]))
             found[name] = Learnt(float((times.mean @ of)[0]), now, then)
-        drawn, place = self._drawn, memory.names.index("level")
-        level = drawn.errors[:, place]
+        level, then = drawn.errors @ memory.alike, before[1].spread(memory.alike[:, None])
         mean = float(drawn.weights @ level)
         spread = math.sqrt(float(drawn.weights @ (level - mean) ** 2))
-        return {**found, "memory": Learnt(self._middle + mean, spread, float(level.std()))}
+        return {**found, "memory": Learnt(self._middle + mean, spread, float(then[0]))}
 
 
 def _with_level(figure: str, settings: Sequence[Setting], sigma: float) -> Errors:

@@ -49,6 +49,17 @@ def test_an_error_of_links_is_told_from_one_of_kernels_by_the_shares_of_a_step()
     assert busy > 0.06
 
 
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_all_that_runs_have_alike_is_one_level(tp: int) -> None:
+    """Whatever the degree is: of runs that differ in nothing it is the whole error, of others no part of tp."""
+    errors = errors_of([setting(tp)] * 3, "step")
+    posterior = given(errors, 0.05, 0.08)
+    assert posterior.mean @ errors.alike == pytest.approx((posterior.mean @ errors.rows)[0])
+    mixed = errors_of([setting(tp), setting(2 * tp)], "step")
+    assert mixed.alike[mixed.names.index("tp")] == 0.0
+    assert mixed.alike[mixed.names.index("level")] == 1.0
+
+
 def test_other_software_learns_less_than_the_same() -> None:
     """What is measured of one stack is in part its own."""
     errors = errors_of([setting(), setting(), setting(framework="megatron-core")], "step")

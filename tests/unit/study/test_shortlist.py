@@ -61,6 +61,16 @@ def test_a_level_is_learnt_and_its_spread_narrows() -> None:
     assert (after.expected[2:] > 1.1).all()
 
 
+def test_what_was_known_of_memory_before_is_of_before_any_peak_was_told() -> None:
+    """Peaks a tenth above predictions make memory surer than it was, however many were told."""
+    before, after = (
+        believed().after(*ran).learnt()["memory"]
+        for ran in ([], [Ran(n, 1.0, 44e9) for n in range(4)])
+    )
+    assert after.spread < 0.8 * after.before
+    assert after.before == before.before == pytest.approx(before.spread, rel=0.05)
+
+
 def test_what_ran_out_of_memory_lowers_the_odds_of_what_is_as_full() -> None:
     """Memory errs alike in all layouts of a stack."""
     before = believed([70e9, 70e9, 40e9, 40e9, 40e9, 20e9])
