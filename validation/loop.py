@@ -23,6 +23,7 @@ from scipy.optimize import minimize
 import intervals
 from intervals import Floats, Residual
 from mpsim.measured.posterior import Errors, Posterior, errors_of, spreads
+from mpsim.shipped import read_shipped
 from mpsim.validate.records import kendall_tau
 
 HERE = Path(__file__).resolve().parent
@@ -230,6 +231,8 @@ def shared_yaml(fitted: Mapping[str, Mapping[str, float]]) -> str:
         "# Spreads (sigma of ln(measured / predicted)) of errors that runs of one user share; see mpsim/measured/posterior.py. Written by validation/loop.py.",
         "# `kernels`, `exchange`: of a step that is all of it; `tp` to `size`: a doubling; the others: of each level or word; `noise`: what remains.",
         "source: residuals of validation/data/published-runs.csv and memory-runs.csv with names hidden, by family and accelerator",
+        "# Kinds of users: how likely each is, factors of its shared errors and of its noise. Chosen, not fitted: one in ten is far off, and some repeat their runs with more care.",
+        f"users: {read_shipped('mpsim.measured.data', 'shared.yaml')['users']}",
     ]
     for figure, known in fitted.items():
         lines += [f"{figure}:", *(f"  {name}: {value:g}" for name, value in known.items())]

@@ -74,7 +74,9 @@ class Calibration:
 
     def runs_like(self, labels: Mapping[str, Sequence[str]]) -> int:
         """How many of the measured runs have these labels, as far as they say."""
-        return sum(all([*labels[key]] == words for key, words in run.items()) for run in self.runs)
+        return sum(
+            all([*labels.get(key, ())] == words for key, words in run.items()) for run in self.runs
+        )
 
     def kernel_curve(self, kind: str, phase: str) -> MeasuredCurve | None:
         """The curve of a kind of kernel in a phase; the forward's where only that was measured."""

@@ -4,7 +4,7 @@ ln(measured / predicted) of a run is a sum of errors that runs share: a level th
 each word that some have in common (their software, a sharding, ...), some that grow with a share of
 the step or with each doubling of a degree, and what remains. All are normal about 0, with spreads
 that ``validation/loop.py`` fits to published runs of many users (``data/shared.yaml``). How far off
-users are and how much the rest scatters differs, so several kinds of users are weighed by how
+users are and how much the rest scatters differs, so several kinds of ``users`` are weighed by how
 likely they make what was measured. Shapes: F errors, L runs that are asked about, O observed, D
 draws.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,6 @@ _PARTS = {KERNELS: ("compute", "compiled"), EXCHANGE: ("exchange",)}
 _DEGREES = ("tp", "pp", "cp", "ep", "micro batch")
 _SIZE, _USUAL_SIZE = "size", 64.0  # accelerators, and how many the level is of
 _NOISE = "noise"  # what remains
-# kinds of users: how likely each is, and by how much its shared errors and its noise exceed others'
-_USERS = ((0.3, 1.0, 0.6), (0.3, 1.0, 1.0), (0.3, 1.0, 1.6), (0.1, 3.0, 1.0))
 
 
 class Errors(NamedTuple):
@@ -51,7 +49,12 @@ class Errors(NamedTuple):
 
 def spreads(figure: str) -> Mapping[str, float]:
     """Spread of each error of the step (``step``) or of its peak of memory (``memory``)."""
-    found: Mapping[str, float] = read_shipped("mpsim.measured.data", "shared.yaml")[figure]
+    found: Mapping[str, float] = _shipped()[figure]
+    return found
+
+
+def _shipped() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = read_shipped("mpsim.measured.data", "shared.yaml")
     return found
 
 
@@ -113,7 +116,7 @@ class Posterior:
     def of(cls, errors: Errors, seen: Floats) -> Posterior:
         """Posterior after `seen`, ln(measured / predicted) of each run of the errors [O]."""
         rows, likelihoods, given = errors.rows, [], []
-        for weight, farther, scatter in _USERS:
+        for weight, farther, scatter in _shipped()["users"]:
             prior, noise = (farther * errors.sigma[:, None]) ** 2, scatter * errors.noise
             spread = rows.T @ (prior * rows) + noise**2 * np.eye(len(seen))
             gain = np.linalg.solve(spread, (prior * rows).T).T

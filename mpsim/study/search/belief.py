@@ -216,10 +216,11 @@ class Belief:
             of = those[:, None].astype(float)
             now, then = (float(each.spread(of)[0]) for each in (times, before[0]))
             found[name] = Learnt(float((times.mean @ of)[0]), now, then)
-        level, then = drawn.errors @ memory.alike, before[1].spread(memory.alike[:, None])
+        level = drawn.errors @ memory.alike
         mean = float(drawn.weights @ level)
         spread = math.sqrt(float(drawn.weights @ (level - mean) ** 2))
-        return {**found, "memory": Learnt(self._middle + mean, spread, float(then[0]))}
+        then = float(before[1].spread(memory.alike[:, None])[0])
+        return {**found, "memory": Learnt(self._middle + mean, spread, then)}
 
 
 def _with_level(figure: str, settings: Sequence[Setting], sigma: float) -> Errors:

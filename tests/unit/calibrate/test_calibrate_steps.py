@@ -71,6 +71,14 @@ def test_slow_kernels_are_found_and_any_scenario_can_name_the_machine(
     assert "kernels take 1.0" in found.warnings[0]
 
 
+def test_runs_of_a_file_with_words_of_its_own_are_like_no_step(results: list[Result]) -> None:
+    """A machine file is written by hand too."""
+    found = calibrate_runs(results[0], runs(results, 1.0, 1.0, 2)).document
+    machine = {**found, "runs": [{"colour": ["red"]}]}
+    after = mpsim.simulate(mpsim.Scenario.from_mapping({**BASE, "cluster": {"machine": machine, "nodes": 1}}))  # fmt: skip
+    assert "own" not in after.headline["interval"]["of"]
+
+
 def test_slow_links_are_told_from_slow_kernels(results: list[Result]) -> None:
     """Layouts that exchange more are longer by more: the link is slower than the kernels are."""
     slow = machine_of(calibrate_runs(results[0], runs(results, 1.0, 1.6, 4)).document)
