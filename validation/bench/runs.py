@@ -50,15 +50,19 @@ _COLUMNS = {
     "training.offload_activations": "offload",
     "training.offload_layers": "offload_layers",
     "training.micro_batch": "micro_batch_seqs",
+    "training.adapter.base": "frozen weights",
     "parallelism.etp": "etp",
     "parallelism.zero": "zero_stage",
     "parallelism.tp": "tp",
     "parallelism.pp": "pp",
+    "parallelism.cp": "cp",
     "parallelism.ep": "ep",
     "parallelism.offload": "offload",
     "parallelism.sequence_parallel": "sequence_parallel",
 }
 _TRIED = ("recompute", "micro_batch_seqs", "etp", "zero_stage")
+_LEAST: dict[str, object] = {"training.recompute": "full", "training.micro_batch": 1}
+_LEFT_OUT = {"base": "bf16", "recompute": "none", "offload": "none"}
 _SAYS_AGAIN = ("recompute", "offload")
 _MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
@@ -222,14 +226,14 @@ def _laid(scenario: Mapping[str, Any], values: Mapping[str, object]) -> dict[str
     """A scenario with values by dotted key."""
     result = dict(scenario)
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        result[section] = {**result[section], name: value}
+        section, dot, rest = key.partition(".")
+        result[section] = _laid(result[section], {rest: value}) if dot else value
     return result
 
 
 def _written(scenario: Mapping[str, Any], key: str) -> object:
-    section, _, name = key.partition(".")
-    return scenario[section].get(name, 1)
+    section, dot, rest = key.partition(".")
+    return _written(scenario[section], rest) if dot else scenario.get(key, _LEFT_OUT.get(key, 1))
 
 
 def _told(value: object) -> object:
@@ -239,15 +243,19 @@ def _told(value: object) -> object:
 def _further(
     run: Imported, rule: Mapping[str, Any], opened: Collection[str], tried: Tried
 ) -> Iterator[dict[str, object]]:
-    """What is tried in turn while nothing fits: what recipes of its software have then; experts over ever more ranks, where those are a guess; the optimizer on the host; activations of ever more layers in host memory, where its software offloads and says not how many."""
+    """What is tried in turn while nothing fits: what recipes of its software have then; weights that adapters leave frozen in the 8 bits of the row's products; experts over ever more ranks, where those are a guess; the optimizer on the host; activations of ever more layers in host memory, where its software offloads and says not how many."""
     yield from rule.get("lean", ())
     degrees, moe = run.scenario["parallelism"], run.scenario["model"].get("moe")
+    training = run.scenario["training"]
+    narrow = training["precision"] == "fp8" and training.get("method") == "lora"
+    if narrow and "base" not in training["adapter"]:
+        yield {"training.adapter.base": "fp8"}
     if moe and "parallelism.ep" in opened and degrees["ep"] == 1:
         for count in range(2, degrees["dp"] + 1):
             if degrees["dp"] % count == moe["experts"] % count == 0:
                 yield {"parallelism.ep": count}
-    if degrees["zero"] and {"training.recompute", "training.micro_batch"} <= {*opened}:
-        least: dict[str, object] = {"training.recompute": "full", "training.micro_batch": 1}
+    least = {key: value for key, value in _LEAST.items() if _written(run.scenario, key) != value}
+    if degrees["zero"] and least.keys() <= {*opened}:
         with contextlib.suppress(MpsimError):
             if tried.filled(least) > table("assumptions")["believed"]["assumed"]:
                 yield {**least, "parallelism.offload": "optimizer"}

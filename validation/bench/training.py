@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from bench.assumptions import Filled, guesses, with_batch
@@ -49,6 +50,7 @@ _NAMES = {
     "interleave_chunks_per_stage": "vp_chunks_per_rank",
 }
 _MILLI, _GIBI, _GIGA, _TERA = 1e-3, 2.0**30, 1e9, 1e12
+_BEYOND = "the peak is more than such an accelerator has: of another one, or not of one alone"
 _TIMES = ("iter_time_s", "iter_time_s_derived")
 
 
@@ -128,8 +130,11 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         why = "the batch or the length of sequences is not stated, which decides the peak"
         return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
     read = seen_as(setting, seen)
+    capacity = (stated.cells.number("accel_mem_gb") or math.inf) * _GIBI
     known = [
-        dataclasses.replace(
+        dataclasses.replace(peak, skipped_because=_BEYOND)
+        if peak.measured and peak.measured > capacity
+        else dataclasses.replace(
             peak, predicted=told.memory, assumed=assumed, figure="memory", setting=read
         )
         for peak in peaks

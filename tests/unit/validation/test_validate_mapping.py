@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench import training
 from bench.assumptions import network_of, system_of
 from bench.attention import attention_of
 from bench.collectives import kind_of
@@ -674,6 +675,60 @@ def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
         cells = Cells({**LLAMA, **row, "micro_batch_seqs": "4", "assumed_fields": assumed})
         run = fitting(described(cells, rule_of(cells)), rule_of(cells), cells)
         assert (run.scenario["training"]["micro_batch"] == 4) is kept
+
+
+ALONE = {"num_accel": "8", "pp": "1", "dp": "8", "schedule": "none (PP=1)"}
+LARGE = {"layers": "80", "hidden": "8192", "heads": "64", "ffn_hidden": "28672"}
+
+
+def _settled(**change: str) -> dict[str, Any]:
+    cells = Cells({**LLAMA, **ALONE, **change})
+    return dict(read_run(cells)[1].scenario)
+
+
+@pytest.mark.parametrize(
+    ("assumed", "kept"),
+    [("layout", False), ("uneven pipeline layout when layers do not divide", True), ("", True)],
+)
+def test_an_assumed_layout_that_cannot_have_run_is_withdrawn(assumed: str, kept: bool) -> None:
+    """8B on one GPU of 80 GB cannot keep 16,384 tokens: ranks share a sequence or a layer, where the row's table says that its layout was assumed."""
+    mesh = _settled(seq_len="16384", global_batch_seqs="8", assumed_fields=assumed)["parallelism"]
+    assert (mesh["tp"] * mesh["cp"] == 1) is kept
+    assert mesh["tp"] * mesh["cp"] * mesh["dp"] == 8
+
+
+def test_frozen_weights_that_do_not_fit_in_16_bits_are_narrow() -> None:
+    """70B beside adapters on 192 GB: the 8 bits that products read, if these are in 8 bits at all and what is smaller fits as it is."""
+    tuned = {"framework": "NeMo 2.1", "model": "Llama-2-70B LoRA", "accelerator": "MI300X"}
+    tuned |= {"global_batch_seqs": "8", "seq_len": "1024"}
+    for change, base in (
+        ({**LARGE, "precision": "FP8"}, "fp8"),
+        ({**LARGE, "precision": "bf16"}, None),
+        ({"precision": "FP8"}, None),
+    ):
+        adapter = _settled(**tuned, **change)["training"]["adapter"]
+        assert adapter.get("base") == base
+
+
+@pytest.mark.parametrize(("micro_batch", "offload"), [("", "optimizer"), ("2", None)])
+def test_states_that_nothing_else_makes_fit_are_on_the_host(
+    micro_batch: str, offload: str | None
+) -> None:
+    """70B under ZeRO-2 on 141 GB with full recomputation, which is stated; a stated micro batch is not withdrawn for it."""
+    row = {**LARGE, "framework": "DeepSpeed", "accelerator": "H200-SXM5-141GB", "zero_stage": "2"}
+    row |= {"recompute": "full", "num_accel": "16", "dp": "16", "global_batch_seqs": "64"}
+    run = _settled(**row, seq_len="2048", micro_batch_seqs=micro_batch)
+    assert run["parallelism"].get("offload") == offload
+
+
+def test_a_peak_above_its_accelerator_is_none() -> None:
+    """157 GB cannot be the peak of 141 GiB; 120 GB can."""
+    cells = Cells({**LLAMA, **ALONE, "accelerator": "H200-SXM5-141GB", "accel_mem_gb": "141"})
+    for measured, skipped in (("157", True), ("120", False)):
+        row = Row("made-up", cells, Cells({"iter_time_s": "1", "memory_gb_reported": measured}))
+        peak = training.predict(row, training.blank(row))[1]
+        assert bool(peak.skipped_because) is skipped
+        assert (peak.predicted is None) is skipped
 
 
 @pytest.mark.parametrize(
