@@ -21,10 +21,10 @@ from mpsim.calibrate.recorded import known_machine, scaled, simulated_on, slowed
 from mpsim.errors import CalibrationError
 from mpsim.measured.posterior import EXCHANGE, KERNELS, Errors, Posterior, errors_of
 from mpsim.result import Result
-from mpsim.result.residuals import HALF_WIDTH, Setting
+from mpsim.result.residuals import HALF_WIDTH, Setting, residuals
 from mpsim.shipped import say
 from mpsim.table import Section, plural
-from mpsim.training.intervals import shares_of
+from mpsim.training.intervals import residuals_of, shares_of
 from mpsim.units import Dimension, format_quantity
 
 _UNITS = {"s": Dimension.TIME, "B": Dimension.BYTES}
@@ -110,7 +110,9 @@ def calibrate_runs(
 
 def _posterior(figure: str, runs: Sequence[Run]) -> tuple[Errors, Posterior]:
     """Errors of all runs, and what those that were measured say of them."""
-    errors = errors_of([run.setting for run in runs], figure)
+    settings = [run.setting for run in runs]
+    known = residuals_of(settings[0]) if figure == "step" else residuals(figure)
+    errors = errors_of(settings, figure, sigma=known.interval(1.0, settings[0]).sigma)
     measured = [place for place, run in enumerate(runs) if run.measured]
     seen = np.log([runs[place].factor for place in measured])
     return errors, Posterior.of(errors.less(measured), seen)

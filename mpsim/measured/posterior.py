@@ -59,18 +59,30 @@ def _shipped() -> Mapping[str, Any]:
 
 
 def errors_of(
-    settings: Sequence[Setting], figure: str, known: Mapping[str, float] | None = None
+    settings: Sequence[Setting],
+    figure: str,
+    known: Mapping[str, float] | None = None,
+    *,
+    sigma: float = 0.0,
 ) -> Errors:
-    """Errors that runs in these settings share. `known`: spreads in place of the shipped ones."""
+    """Errors that runs in these settings share. `known`: spreads in place of the shipped ones.
+    `sigma`: as unsure as the first is at least; what others leave of it is the level's.
+    """
     known = spreads(figure) if known is None else known
+    if sigma:
+        first = errors_of(settings[:1], figure, known)
+        before, level = Posterior.of(first.less([]), np.array([])), np.eye(len(first.names))[:, :1]
+        missing = sigma**2 - float(before.spread(first.rows)[0]) ** 2 - first.noise**2
+        more = 1.0 + max(missing, 0.0) / float(before.spread(level)[0]) ** 2
+        known = {**known, LEVEL: known[LEVEL] * math.sqrt(more)}
     found = [
         (f"{name} {word}".rstrip(), spread, row)
         for name, spread in known.items()
         if name != _NOISE
         for word, row in _multipliers(name, settings)
     ]
-    names, sigma, rows = zip(*found, strict=True)
-    return Errors(list(names), np.array(sigma), np.array(rows), known[_NOISE])
+    names, each, rows = zip(*found, strict=True)
+    return Errors(list(names), np.array(each), np.array(rows), known[_NOISE])
 
 
 def _multipliers(name: str, settings: Sequence[Setting]) -> Iterator[tuple[str, list[float]]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.arrays import Flags, Floats
-from mpsim.measured.posterior import Errors, Posterior, errors_of, spreads
+from mpsim.measured.posterior import Errors, Posterior, errors_of
 from mpsim.result.residuals import Interval, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
 
@@ -71,8 +71,9 @@ class Belief:
     def _errors(self) -> tuple[Errors, Errors]:
         """Errors of times, and of memory."""
         step = residuals_of(self.settings[0]).interval(1.0, self.settings[0]).sigma
-        return _with_level("step", self.settings, step), _with_level(
-            "memory", self.settings, self._memory.sigma
+        return (
+            errors_of(self.settings, "step", sigma=step),
+            errors_of(self.settings, "memory", sigma=self._memory.sigma),
         )
 
     @functools.cached_property
@@ -221,15 +222,6 @@ class Belief:
         spread = math.sqrt(float(drawn.weights @ (level - mean) ** 2))
         then = float(before[1].spread(memory.alike[:, None])[0])
         return {**found, "memory": Learnt(self._middle + mean, spread, then)}
-
-
-def _with_level(figure: str, settings: Sequence[Setting], sigma: float) -> Errors:
-    """Errors of layouts whose level has the spread that others leave of `sigma`."""
-    known, first = spreads(figure), errors_of(settings[:1], figure)
-    before, level = Posterior.of(first.less([]), np.array([])), np.eye(len(first.names))[:, :1]
-    missing = sigma**2 - float(before.spread(first.rows)[0]) ** 2 - first.noise**2
-    more = 1.0 + max(missing, 0.0) / float(before.spread(level)[0]) ** 2
-    return errors_of(settings, figure, {**known, "level": known["level"] * math.sqrt(more)})
 
 
 def _normal(sigmas: Floats) -> Floats:

@@ -60,6 +60,15 @@ def test_all_that_runs_have_alike_is_one_level(tp: int) -> None:
     assert mixed.alike[mixed.names.index("level")] == 1.0
 
 
+def test_who_is_less_sure_learns_more_of_the_level() -> None:
+    """Of a stack that nobody measured a run says more; a figure surer than users' errors make it changes nothing."""
+    settings = [setting(), setting()]
+    usual, sure, unsure = (errors_of(settings, "step", sigma=sigma) for sigma in (0.0, 0.01, 0.3))
+    assert sure.sigma.tolist() == usual.sigma.tolist()
+    few, many = ((given(errors, 0.1).mean @ errors.rows)[1] for errors in (usual, unsure))
+    assert few < many < 0.1
+
+
 def test_other_software_learns_less_than_the_same() -> None:
     """What is measured of one stack is in part its own."""
     errors = errors_of([setting(), setting(), setting(framework="megatron-core")], "step")
