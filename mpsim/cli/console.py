@@ -164,8 +164,8 @@ _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 _KNOWN: Final = 0.1
 """Share of the work that has to be done before its rate says how long the rest takes."""
 _PARTS, _STEADY = 4, 2.0
-"""Parts of what is done, of two pieces at least, that have to take about as long each, the longest
-over the shortest: then the rate is known."""
+"""Parts of what is done that have to take about as long a piece, the longest over the shortest:
+then the rate is known."""
 _MARKS = 256  # pieces that are remembered
 
 
@@ -181,7 +181,7 @@ class _Work:
     has_bar: bool = False
     begun: float = structs.field(init=False)
     _marks: list[tuple[int, float]] = structs.field(default_factory=list, init=False)
-    """How many pieces were done, and when, from the first ones on."""
+    """How many pieces were done, and when; what the first report of a phase has took no time."""
 
     def __post_init__(self) -> None:
         self.begun = self.clock()
@@ -190,7 +190,7 @@ class _Work:
         """Take how far the phase is; `total` None or 0 where nobody knows how much it is."""
         if phase != self.phase or done < self.done:
             self._marks.clear()
-        if done > (self._marks[-1][0] if self._marks else 0):
+        if done > (self._marks[-1][0] if self._marks else -1):
             self._marks.append((done, self.clock()))
         if len(self._marks) > _MARKS:
             del self._marks[1:-1:2]
@@ -202,17 +202,17 @@ class _Work:
         # layouts that fit take far longer to bound, and nobody knows beforehand where they stand
         if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
             return None
-        parts = min(_PARTS, len(self._marks) // 2)
-        if parts < 2:
+        (before, begun), (_, ended) = self._marks[0], self._marks[-1]
+        fresh, pending = self.done - before, self.clock() - ended
+        ends = [before + fresh * part / _PARTS for part in range(_PARTS + 1)]
+        parts = dict.fromkeys(self._marks[bisect.bisect_left(self._marks, (end,))] for end in ends)
+        took = [(t - s) / (b - a) for (a, s), (b, t) in itertools.pairwise(parts)]
+        longest = max((t - s for (_, s), (_, t) in itertools.pairwise(self._marks)), default=0.0)
+        if len(took) < 2 or max(took) > _STEADY * min(took) or pending > _STEADY * longest:
             return None
-        first, now = self._marks[0], self.clock()
-        fresh = self.done - first[0]
-        ends = [first[0] + fresh * part / parts for part in range(1, parts)]
-        times = [self._marks[bisect.bisect_left(self._marks, (end, 0.0))][1] for end in ends]
-        took = [b - a for a, b in itertools.pairwise([first[1], *times, now])]
-        if max(took) > _STEADY * min(took):
-            return None
-        return (now - first[1]) / fresh * (self.total - self.done)
+        rate = (ended - begun) / fresh
+        left = rate * (self.total - self.done) - pending
+        return left if left > rate / 2 else None  # the last piece may take longer than others
 
     @property
     def name(self) -> str:

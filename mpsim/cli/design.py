@@ -32,7 +32,7 @@ def design(
     from mpsim.study.design import design as run_design
 
     scenario = reading.load(file)
-    with progress_bar(scenario.name) as report:
+    with progress_bar(f"{scenario.name}: searches") as report:
         answer = run_design(
             scenario, search=search, upgrades=upgrades, progress=report, **computing.arguments()
         )

@@ -223,7 +223,6 @@ def sweep(
     """
     report = progress or (lambda done, total: None)
     combined = combinations(values)
-    report(0, len(combined))
     journal = Journal(resume)
     base = journal.name_of("base", scenario.digest)[:_SHORT]
     points = Points.of(scenario, combined, shard, {} if shard else named(journal, base), journal)

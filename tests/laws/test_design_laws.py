@@ -20,7 +20,7 @@ from mpsim.report import report
 from mpsim.scenario import Scenario
 from mpsim.scenario.design import DesignChoice
 from mpsim.scenario.schema import known_keys
-from mpsim.study.design import Design, design
+from mpsim.study.design import Design, design, explore
 from mpsim.study.design.explore import Explorer, jobs_of
 from mpsim.study.journal import Journal
 from mpsim.study.search import search
@@ -389,3 +389,17 @@ def test_clusters_of_two_kinds_of_accelerators_are_refused() -> None:
     for data in (mixed, served):
         with pytest.raises(ScenarioError, match="prices clusters of one kind of accelerator"):
             design(Scenario.from_mapping(data))
+
+
+def test_progress_counts_searches_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters that share a search count once, those ruled out not at all; changes to the chosen one count from the start."""
+    told: list[tuple[int, int]] = []
+    entry = usual().front[0].entries["train"]
+    monkeypatch.setattr(explore, "explore", lambda points, *_: [entry] * len(points))
+    answer = design(Scenario.from_mapping(DATA), progress=lambda *share: told.append(share))
+    done, totals = zip(*told, strict=True)
+    assert answer.upgrades
+    assert done[0] == 0
+    assert sorted(set(done)) == [*range(totals[-1] + 1)]
+    assert list(done) == sorted(done)
+    assert max(totals) <= 1.5 * totals[-1]

@@ -189,7 +189,10 @@ class Explorer:
     journal: Journal
     pool: Executor | None = None  # where points are computed; None for this process
     budget: float | None = None  # seconds that a search may take
-    report: Callable[[int], None] = lambda done: None  # called with how many more points are done
+    # called with how many searches are done, and how many there are in all as far as is known
+    progress: Callable[[int, int], object] = lambda done, total: None
+    done: int = 0  # searches
+    later: int = 0  # searches after those of the next points
 
     def machine(self, values: Values) -> Cluster:
         """The cluster of a point."""
@@ -241,6 +244,11 @@ class Explorer:
             if key not in _PRICES and not any(f"{key}.".startswith(f"{link}.") for link in LINKS)
         )
 
+    def searches(self, points: Sequence[Values]) -> int:
+        """Searches that points take: one for each where a job serves, else one a group."""
+        groups = len({self.group(point) for point in points})
+        return sum(len(points) if job.serves else groups for job in self.jobs.values())
+
     def entries(self, points: Sequence[Values]) -> list[dict[str, Entry]]:
         """Entry of each job on each point, for its best layout, or with an ``error``."""
         machines = [self.machine(point) for point in points]
@@ -263,7 +271,6 @@ class Explorer:
         for name, (at, job) in first.items():
             if name not in self.journal:
                 groups.setdefault((job, *self.group(points[at])), []).append((at, job))
-        self.report(len(points) - len({at for group in groups.values() for at, _ in group}))
         chunks = [
             group[start : start + _TOGETHER]
             for group in groups.values()
@@ -273,12 +280,15 @@ class Explorer:
             ([built[key] for key in chunk], self.spec.jobs[chunk[0][1]], self.assumed, self.budget)
             for chunk in chunks
         ]
+        sizes = [len(chunk) if self.jobs[chunk[0][1]].serves else 1 for chunk in chunks]
+        self.progress(self.done, self.done + sum(sizes) + self.later)
         found = computed(self.pool, explore, tasks)
-        for group, entries in zip(chunks, found, strict=True):
+        for place, (group, entries) in enumerate(zip(chunks, found, strict=True)):
             for key, entry in zip(group, entries, strict=True):
                 self.journal.add(names[key], entry)
             self.journal.flush()
-            self.report(len(group) * (group[0][1] == next(iter(self.jobs))))
+            self.done += sizes[place]
+            self.progress(self.done, self.done + sum(sizes[place + 1 :]) + self.later)
         return [
             {job: self.journal[names[at, job]] for job in self.jobs} for at in range(len(points))
         ]

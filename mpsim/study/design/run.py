@@ -59,7 +59,7 @@ def design(
     prune : bool
         Whether clusters beaten by what they cost and take at least are ruled out; same answer else.
     progress : callable, optional
-        Called with (clusters done, clusters in all).
+        Called with (searches done, searches in all), which are fewer once clusters are ruled out.
 
     Returns Design: also after a KeyboardInterrupt, as `interrupted` says, unless nothing was looked
     at. Raises ScenarioError: if jobs lack something, parts a price, or bounds are impossible.
@@ -71,14 +71,6 @@ def design(
     upgrades = upgrades and any(job.rate is None for job in spec.jobs.values())
     journal = Journal(resume, what="a cluster of a design")
     points = list(combinations(spec.choices))
-    total, done = len(points) + CHANGES * upgrades, 0
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(min(done, total), total)
-
     explorer = Explorer(
         scenario=scenario, spec=spec, jobs=jobs_of(scenario, spec), journal=journal, budget=search
     )
@@ -88,11 +80,10 @@ def design(
     try:
         with (
             journal.writing(),
-            executor_for(jobs, total, executor=executor, cluster=cluster) as pool,
+            executor_for(jobs, len(points) + upgrades, executor=executor, cluster=cluster) as pool,
         ):
-            explorer.pool, explorer.report = pool, report
-            report(0)
-            waves = _looked(explorer, answer, prune=prune)
+            explorer.pool, explorer.progress = pool, progress or explorer.progress
+            waves = _looked(explorer, answer, prune=prune, upgrades=upgrades)
             while (looked := next(waves, None)) is not None:
                 answer = looked  # an interrupt leaves the waves before it
             if upgrades and (best := answer.best) is not None:
@@ -192,24 +183,28 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
         raise ScenarioError(scenario.locate(problems))
 
 
-def _looked(explorer: Explorer, answer: Design, *, prune: bool) -> Iterator[Design]:
+def _looked(explorer: Explorer, answer: Design, *, prune: bool, upgrades: bool) -> Iterator[Design]:
     """The answer after each wave of clusters, in the order of what they cost at least."""
     options = list(answer.options)
     waiting = [place for place, row in enumerate(options) if not row.reason and not row.over]
     waiting.sort(key=lambda place: (options[place].least_cost, place))
-    explorer.report(len(options) - len(waiting))
     ruled_out, size = 0, 1
     while waiting:
         front = answer.front if prune else ()
         hopeless = {place for place in waiting if options[place].is_hopeless(front)}
         ruled_out += len(hopeless)
-        explorer.report(len(hopeless))
         waiting = [place for place in waiting if place not in hopeless]
         groups: dict[tuple[object, ...], list[int]] = {}
         for place in waiting:
             groups.setdefault(explorer.group(options[place].values), []).append(place)
         chosen = [place for group in list(groups.values())[:size] for place in group]
         taken, size = set(chosen), min(2 * size, _WAVE)
+        explorer.later = explorer.searches(
+            [options[place].values for place in waiting if place not in taken]
+        )
+        if upgrades and chosen:  # of the chosen one as many as of the best until now
+            likely = answer.best or options[chosen[0]]
+            explorer.later += explorer.searches([*_changed(explorer, likely).values()])
         entries = explorer.entries([options[place].values for place in chosen])
         for place, entry in zip(chosen, entries, strict=True):
             options[place] = _with(options[place], entry, explorer.spec)
@@ -234,7 +229,6 @@ def _with(option: Option, entries: Mapping[str, Entry], spec: DesignChoice) -> O
     return structs.replace(full, over=_over(full, spec))
 
 
-CHANGES = 7  # most changes to a cluster that `upgrades_of` looks at
 _MOST = 8.0  # times a price: further than that nobody is wrong
 _LEAST = 0.02  # elasticity below which a constant moves nothing
 
@@ -266,6 +260,12 @@ def _changes(machine: Cluster) -> Iterator[_Change]:
     yield _Change("power cap at 80 %", "cluster.accelerator.tdp", cap)
 
 
+def _changed(explorer: Explorer, option: Option) -> dict[str, Values]:
+    """Values of each change to a cluster, by its name."""
+    changes = _changes(explorer.machine(option.values))
+    return {name: {**option.values, key: value} for name, key, value in changes}
+
+
 def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
     """Changes to the chosen cluster, best layouts of their own, most throughput a dollar first.
 
@@ -276,11 +276,11 @@ def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
     s) c - c' over the accelerators.
     """
     known = []
-    for name, key, value in _changes(explorer.machine(best.values)):
-        values = {**best.values, key: value}
+    for name, values in _changed(explorer, best).items():
         with contextlib.suppress(MpsimError):  # where no such cluster can be built
             bill = bill_of(explorer.machine(values), values, explorer.spec)
             known.append((name, structs.replace(best, values=values, bill=bill)))
+    explorer.later = 0
     entries = explorer.entries([after.values for _, after in known])
     upgrades = [
         _bought(name, best, structs.replace(after, entries=entry))
