@@ -68,7 +68,7 @@ def _read_config(head: Head, options: Options) -> Imported:
         tool=f"Hugging Face transformers, {reader.kind}",
         version=f"spelling of version {spelling}",
         moves=lambda key: key.partition(".")[0] != told and moves(key.removeprefix(reader.head)),
-        idle=" ".join(reader.head + word for word in reader.idle),
+        idle=" ".join(f"({reader.head})?{word}" for word in reader.idle),
     )
 
 

@@ -131,6 +131,18 @@ def test_keys_of_an_unknown_type_that_nobody_judged_idle_are_told(config):
     assert told in read.warnings
 
 
+def test_idle_keys_are_idle_around_the_section_of_the_text_too(config):
+    """Which class reads the file, and when it was written, is no part of a step."""
+    read = config(
+        model_type="foo_vl",
+        architectures=["Foo"],
+        transformers_version="4.57.0",
+        image_token_id=5,
+        text_config=dict(SMALL, model_type="foo_text", bos_token_id=1),
+    )
+    assert [line for line in read.warnings if line.startswith("not simulated")] == []
+
+
 def test_a_tower_beside_the_text_is_told(config):
     """A vision encoder has parameters and time of its own."""
     read = config(
