@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -23,7 +23,6 @@ from scipy.optimize import minimize
 import intervals
 from intervals import Floats, Residual
 from mpsim.measured.posterior import Errors, Posterior, errors_of, spreads
-from mpsim.shipped import read_shipped
 from mpsim.validate.records import kendall_tau
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +34,9 @@ FIVE, LEAST = 5, 8  # runs that are told, and rows from which a user counts
 DRAWS = 10  # random fives of each user
 FOLDS = 5  # in which families are left out of the fit of spreads
 USUAL, HOLD = 0.02, 1.5  # spread to start from, and by how many logarithms it is pulled back
+# kinds of users that are weighed: by how much their shared errors, and their noise, exceed those of others
+KINDS = ((1.0, 0.6), (1.0, 1.0), (1.0, 1.6), (3.0, 1.0), (3.0, 1.6))
+ROUNDS = 200  # of the fit of their odds
 FARTHEST = (
     0.3  # residuals beyond count as this in the fit: five outliers are no spread of everyone's
 )
@@ -58,7 +60,7 @@ class User(NamedTuple):
         """ln(measured / predicted) of each."""
         return -np.array([row.log for row in self.rows])
 
-    def errors(self, figure: str, known: Mapping[str, float]) -> Errors:
+    def errors(self, figure: str, known: Mapping[str, Any]) -> Errors:
         """Errors that the runs share."""
         return errors_of([row.setting for row in self.rows], figure, known)
 
@@ -73,12 +75,12 @@ def users(rows: Sequence[Residual], figure: str, *labels: str, least: int) -> li
     return [User(key[0], mine) for key, mine in sorted(found.items()) if len(mine) >= least]
 
 
-def fit(mine: Sequence[User], figure: str) -> dict[str, float]:
-    """Spreads that make the residuals of users likeliest, each user weighing by its rows as a family of `intervals.py` does."""
-    names = list(spreads(figure))
+def fit(mine: Sequence[User], figure: str) -> dict[str, Any]:
+    """Spreads, and odds of kinds of users, that make the residuals of users likeliest, each user weighing by its rows as a family of `intervals.py` does."""
+    names = [name for name in spreads(figure) if name != "users"]
     kernels = []
     for user in mine:
-        errors = user.errors(figure, dict.fromkeys(names, 1.0))
+        errors = user.errors(figure, {**dict.fromkeys(names, 1.0), "users": ()})
         of = [
             next(n for n in names if word == n or word.startswith(f"{n} ")) for word in errors.names
         ]
@@ -111,7 +113,21 @@ def fit(mine: Sequence[User], figure: str) -> dict[str, float]:
             whole = sum(s * k for s, k in zip(np.exp(2 * logs), own, strict=True))
             likely = values @ np.linalg.solve(whole, values)
             scale[n] = math.sqrt((likely + 3) / (len(values) + 3))
-    return {name: round(float(math.exp(each)), 4) for name, each in zip(names, logs, strict=True)}
+    known = {name: round(float(math.exp(each)), 4) for name, each in zip(names, logs, strict=True)}
+    return {"users": weighed(mine, figure, known), **known}
+
+
+def weighed(mine: Sequence[User], figure: str, known: Mapping[str, float]) -> list[list[float]]:
+    """Kinds of users with the odds of each that make users likeliest (expectation-maximisation); one user of each kind is taken as seen."""
+    odds = np.full(len(KINDS), 1 / len(KINDS))
+    of = {**known, "users": [(1.0, *kind) for kind in KINDS]}
+    given = [Posterior.of(user.errors(figure, of), user.seen).given for user in mine]
+    fits = np.array([[each.likely for each in own] for own in given])
+    for _ in range(ROUNDS):
+        shares = odds * np.exp(fits - fits.max(axis=1, keepdims=True))
+        count = (shares / shares.sum(axis=1, keepdims=True)).sum(axis=0) + 1
+        odds = count / count.sum()
+    return [[round(float(each), 2), *kind] for each, kind in zip(odds, KINDS, strict=True)]
 
 
 class Told(NamedTuple):
@@ -129,7 +145,7 @@ class Told(NamedTuple):
     tau_after: float
 
 
-def told(user: User, figure: str, known: Mapping[str, float], places: Sequence[int]) -> Told:
+def told(user: User, figure: str, known: Mapping[str, Any], places: Sequence[int]) -> Told:
     """Figures of the others once five runs are told."""
     errors, seen = user.errors(figure, known), user.seen
     others = [n for n in range(len(seen)) if n not in set(places)]
@@ -174,7 +190,7 @@ def _tau(predicted: Floats, measured: Floats, groups: Sequence[str]) -> float:
     return statistics.fmean(taus) if taus else math.nan
 
 
-def asked_for(user: User, figure: str, known: Mapping[str, float]) -> list[int]:
+def asked_for(user: User, figure: str, known: Mapping[str, Any]) -> list[int]:
     """The five that mpsim asks for, each with what is known by then."""
     errors, places = user.errors(figure, known), list[int]()
     for _ in range(FIVE):
@@ -184,7 +200,7 @@ def asked_for(user: User, figure: str, known: Mapping[str, float]) -> list[int]:
     return places
 
 
-def section(figure: str, rows: Sequence[Residual]) -> tuple[list[str], dict[str, float]]:
+def section(figure: str, rows: Sequence[Residual]) -> tuple[list[str], dict[str, Any]]:
     """A table of one figure, and its spreads."""
     machines = users(rows, figure, "accelerator", least=2)
     mine = users(rows, figure, "accelerator", "framework", least=LEAST)
@@ -225,17 +241,16 @@ def section(figure: str, rows: Sequence[Residual]) -> tuple[list[str], dict[str,
     return lines, fit(machines, figure)
 
 
-def shared_yaml(fitted: Mapping[str, Mapping[str, float]]) -> str:
+def shared_yaml(fitted: Mapping[str, Mapping[str, Any]]) -> str:
     """The file of spreads."""
     lines = [
         "# Spreads (sigma of ln(measured / predicted)) of errors that runs of one user share; see mpsim/measured/posterior.py. Written by validation/loop.py.",
         "# `kernels`, `exchange`: of a step that is all of it; `tp` to `size`: a doubling; the others: of each level or word; `noise`: what remains.",
+        "# `users`: kinds of users, [how likely, by how much shared errors exceed those of others, by how much the noise does]; the kinds are chosen, their odds fitted.",
         "source: residuals of validation/data/published-runs.csv and memory-runs.csv with names hidden, by family and accelerator",
-        "# Kinds of users: how likely each is, factors of its shared errors and of its noise. Chosen, not fitted: one in ten is far off, and some repeat their runs with more care.",
-        f"users: {read_shipped('mpsim.measured.data', 'shared.yaml')['users']}",
     ]
     for figure, known in fitted.items():
-        lines += [f"{figure}:", *(f"  {name}: {value:g}" for name, value in known.items())]
+        lines += [f"{figure}:", *(f"  {name}: {value}" for name, value in known.items())]
     return "\n".join([*lines, ""])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from mpsim import structs
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError
-from mpsim.hardware import Accelerator, Link, MeasuredCurve, link
+from mpsim.hardware import Accelerator, Fabric, Link, MeasuredCurve, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
 from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
@@ -40,6 +40,9 @@ class Frame:
     nodes: int
     library: str
     inputs: Sequence[Entry]
+    # of a cluster that is known; left out, a NIC for each accelerator on one switch
+    wires: Mapping[str, object] = structs.field(default_factory=dict)
+    runs: Sequence[Mapping[str, object]] = ()  # labels of measured steps
 
 
 def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
@@ -139,6 +142,7 @@ def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> Entr
         "bandwidth": format_exact(joined.bandwidth, Dimension.BANDWIDTH),
         "latency": format_exact(joined.latency, Dimension.TIME),
         **structs.named(joined, "links", "in_network_reduction", "efficiency"),
+        **(_switch(joined) if joined.switch_latency or joined.switch_ports else {}),
         "source": f"datasheet, as {joined.name} of the catalog",
         "as_of": as_of,
     }
@@ -147,8 +151,23 @@ def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> Entr
     return entry
 
 
+def _switch(joined: Link) -> Entry:
+    latency = format_exact(joined.switch_latency, Dimension.TIME)
+    return {"switch_latency": latency, "switch_ports": joined.switch_ports}
+
+
 def _rate(bandwidth: float) -> str:
     return format_quantity(bandwidth, Dimension.BANDWIDTH, digits=_DIGITS)
+
+
+def fabric_entry(fabric: Fabric) -> Entry:
+    """A network between nodes, as far as it is not the usual one."""
+    usual = Fabric(kind=fabric.kind)
+    names = (field.name for field in structs.fields(fabric))
+    own = {n: getattr(fabric, n) for n in names if getattr(fabric, n) != getattr(usual, n)}
+    plain = {n: list(each) if isinstance(each, tuple) else each for n, each in own.items()}
+    told = {"hop_latency": format_exact(fabric.hop_latency, Dimension.TIME)}
+    return {"kind": f"{fabric.kind}", **plain, **told, "routing": f"{fabric.routing}"}
 
 
 def nic_entry(as_of: str) -> Entry:
@@ -176,6 +195,7 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> Entry:
         "accelerators_per_node": frame.per_node,
         "nodes": frame.nodes,
         "nics_per_node": 0 if frame.nic is None else frame.per_node,
+        **frame.wires,
         "library": frame.library,
         "framework": dict(fit.framework),
         "constants": {
@@ -187,6 +207,7 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> Entry:
         "fits": list(_fits(fit)),
         "warnings": list(warnings),
         "inputs": [dict(entry) for entry in frame.inputs],
+        "runs": [dict(entry) for entry in frame.runs],
     }
     if frame.nic is not None:
         document["nic"] = dict(frame.nic)

@@ -21,7 +21,7 @@ from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
-from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, sheet_entry
+from mpsim.calibrate.machine import Entry, Frame, document_of, fabric_entry, link_entry, sheet_entry
 from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.cost import CollectiveModel, Constant, KernelModel
@@ -31,7 +31,7 @@ from mpsim.errors import CalibrationError
 from mpsim.explain import Account, Expected, account, is_log, log_step, read_ranks
 from mpsim.formats.imported import collective_point, kernel_point
 from mpsim.formats.spans import Spans
-from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link
+from mpsim.hardware import Cluster, Fitted, MeasuredCurve
 from mpsim.hardware.machine import machine_of
 from mpsim.measured.records import ELEMENT_BYTES, PRECISIONS, Measurement
 from mpsim.measured.sources import Source, measurement_of, read_source
@@ -168,24 +168,22 @@ def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
     """The machine as it is known: of a machine file all that it holds, else the datasheets."""
     known, chip = cluster.calibration, cluster.accelerator
     document: Mapping[str, object] = known.document if known else {}
-    joined = link(chip.scale_up) if chip.scale_up else None
     accelerator, scale_up, nic = (document.get(key) for key in ("accelerator", "scale_up", "nic"))
-    as_of, node = str(document.get("as_of", chip.year)), cluster.node
-    # a machine file has a NIC for each accelerator
-    share = node.nic.bandwidth * node.nics / node.accelerators
-    card = structs.replace(node.nic, bandwidth=share) if node.nics else None
+    as_of, node, fabric = str(document.get("as_of", chip.year)), cluster.node, cluster.fabric
     frame = Frame(
         name=name or f"{chip.name}-recorded",
         source="recorded steps" + (f", beside what {known.source} said" if known else ""),
         as_of=as_of,
         datasheet=str(document.get("datasheet", "")) if known else chip.name,
         accelerator=_entry(accelerator) or sheet_entry(chip),
-        scale_up=_entry(scale_up) or link_entry(joined, None, as_of),
-        nic=_entry(nic) or (link_entry(card, None, as_of) if card else None),
+        scale_up=_entry(scale_up) or link_entry(node.scale_up, None, as_of),
+        nic=_entry(nic) or (link_entry(node.nic, None, as_of) if node.nics else None),
         per_node=node.accelerators,
         nodes=cluster.nodes,
         library=CollectiveModel(cluster).library.name,
         inputs=[],
+        wires={"nics_per_node": node.nics, "domain": node.domain, "fabric": fabric_entry(fabric)},
+        runs=known.runs if known else (),
     )
     if known is None:
         return frame, Fit()

@@ -76,6 +76,9 @@ def calibrate_runs(
     """
     cluster = result.scenario.hardware
     measured = [place for place, run in enumerate(runs) if run.measured]
+    known = cluster.calibration
+    if known and known.runs:
+        wrong = [say("calibrate.again", runs=plural(len(known.runs), "run")), *wrong]
     _check(runs, cluster.accelerator.kind, wrong)
     errors, posterior = _posterior("step", runs)
     before = Posterior.of(errors.less([]), np.array([]))
@@ -93,12 +96,12 @@ def calibrate_runs(
         lines.append(say("calibrate.peaks", peak=math.exp(float((found.mean @ held.rows).mean()))))
     frame, base = known_machine(cluster, name)
     source = plural(len(measured), "measured training step")
-    frame = structs.replace(frame, source=source, as_of=dated())
+    alike = [{key: [*runs[n].setting.labels[key]] for key in _ALIKE} for n in measured]
+    frame = structs.replace(frame, source=source, as_of=dated(), runs=alike)
     frame, base = _with_links(frame, base, factors[EXCHANGE])
     whole = _kernels(result) * factors[KERNELS]
     frame, fit = slowed(result, frame, base, whole, _kernels)
-    alike = [{key: [*runs[n].setting.labels[key]] for key in _ALIKE} for n in measured]
-    document = {**document_of(frame, fit, lines), "runs": alike}
+    document = document_of(frame, fit, lines)
     steps = (result.timeline, simulated_on(result.scenario, document).timeline)
     was, now_is = (format_quantity(each.step_time_s, Dimension.TIME, digits=4) for each in steps)
     lines.append(say("calibrate.own_step", was=was, now=now_is))
@@ -120,7 +123,7 @@ def _posterior(figure: str, runs: Sequence[Run]) -> tuple[Errors, Posterior]:
 
 def _check(runs: Sequence[Run], chip: str, wrong: Sequence[str]) -> None:
     """Refuse a table with runs of another machine, or that were not measured as it seems."""
-    told = [*wrong] if any(run.measured for run in runs) else [*wrong, "no step was measured"]
+    told = [*wrong] if any(run.measured for run in runs) else [*wrong, say("calibrate.no_step")]
     most, alike = limit("off"), dict[tuple[object, ...], list[str]]()
     for run in runs:
         key = (run.predicted, run.measured, *run.setting.labels.values())
@@ -129,7 +132,8 @@ def _check(runs: Sequence[Run], chip: str, wrong: Sequence[str]) -> None:
         if other != chip:
             told.append(f"{run.name}: runs on {other}, the scenario on {chip}")
         elif not 1 / most < run.factor < most:
-            told.append(say("calibrate.far_off", run=run, predicted=run.told(run.predicted)))
+            figures = {each: run.told(getattr(run, each)) for each in ("measured", "predicted")}
+            told.append(say("calibrate.far_off", run=run, **figures))
     told += [f"{', '.join(names)}: are one run" for names in alike.values() if len(names) > 1]
     if told:
         raise CalibrationError("; ".join(told))

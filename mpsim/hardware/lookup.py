@@ -324,7 +324,7 @@ def with_overrides(
         fabric=_fabric(
             fabric.kind if fabric_kind is None else fabric_kind,
             fabric.oversubscription if oversubscription is None else oversubscription,
-            port,
+            None if port == old.nic else port,
             fabric,
         ),
         sources={**cluster.sources, **dict.fromkeys(given, GIVEN)},
@@ -391,20 +391,23 @@ def _usual_domain(joined: Link, per_node: int, nodes: int) -> int:
     return max(most // per_node, 1) * per_node
 
 
-def _fabric(kind: str, oversubscription: float, nic: Link, known: Fabric | None = None) -> Fabric:
-    """A fabric with switches of this NIC's network; the rest as it is `known`."""
+def _fabric(
+    kind: str, oversubscription: float, nic: Link | None, known: Fabric | None = None
+) -> Fabric:
+    """A fabric with switches of this NIC's network, if any; the rest as it is `known`."""
     if kind not in set(FabricKind):
         raise HardwareError(
             f"fabric kind is {kind!r}; {nearest(kind, [known.value for known in FabricKind])}"
         )
     links = known.links if known and kind == FabricKind.GRAPH else ()
+    fabric = known or Fabric(kind=FabricKind.SINGLE_SWITCH)
     return structs.replace(
-        known or Fabric(kind=FabricKind.SINGLE_SWITCH),
+        fabric,
         kind=FabricKind(kind),
         links=links,
         oversubscription=oversubscription,
-        hop_latency=nic.switch_latency,
-        radix=nic.switch_ports,
+        hop_latency=nic.switch_latency if nic else fabric.hop_latency,
+        radix=nic.switch_ports if nic else fabric.radix,
     )
 
 

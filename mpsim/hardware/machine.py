@@ -15,6 +15,7 @@ from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, near
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.entries import parse_accelerator, parse_link
+from mpsim.hardware.fabric import Fabric, FabricKind
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
 from mpsim.inputs import check_regular, shown
 from mpsim.memo import remembered
@@ -83,7 +84,8 @@ class _MachineFile:
     nodes: Whole = 1
     nics_per_node: Whole = 0
     nic: object = None
-    fabric: str = "single-switch"
+    domain: Whole = 0
+    fabric: Fabric = Fabric(kind=FabricKind.SINGLE_SWITCH)
     library: Scalar = ""
     framework: Mapping[str, object] = structs.field(default_factory=dict)
     """Fields of a framework that belong to this machine."""
@@ -149,6 +151,8 @@ def machine_of(data: Mapping[str, object], document: Document | None = None) -> 
 
 def _read_file(data: Mapping[str, object]) -> _MachineFile:
     known = {key: value for key, value in data.items() if key in _KEYS}
+    if isinstance(kind := known.get("fabric"), str):
+        known["fabric"] = {"kind": kind}
     file = read(_MachineFile, known)
     if len(known) < len(data) or file.schema != MACHINE_SCHEMA:
         raise MistakenError([])
@@ -193,8 +197,11 @@ def _cluster(file: _MachineFile, data: Mapping[str, object]) -> Cluster:
         # one without an efficiency is as fast as it was measured
         nic=structs.replace(nic, like=GENERIC_NIC if _has(file.nic, "efficiency") else ""),
         scale_up=structs.replace(joined, like=chip.scale_up or ""),
-        fabric_kind=file.fabric,
+        domain=file.domain or None,
+        fabric_kind=file.fabric.kind,
         name=name,
     )
+    # a kind alone has the switches of the NIC
+    fabric = file.fabric if isinstance(data.get("fabric"), Mapping) else cluster.fabric
     sources = {"*": f"{measured.source} ({measured.as_of})"}
-    return structs.replace(cluster, sources=sources, calibration=measured)
+    return structs.replace(cluster, fabric=fabric, sources=sources, calibration=measured)

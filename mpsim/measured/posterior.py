@@ -26,7 +26,7 @@ LEVEL, KERNELS, EXCHANGE = "level", "kernels", "exchange"
 _PARTS = {KERNELS: ("compute", "compiled"), EXCHANGE: ("exchange",)}
 _DEGREES = ("tp", "pp", "cp", "ep", "micro batch")
 _SIZE, _USUAL_SIZE = "size", 64.0  # accelerators, and how many the level is of
-_NOISE = "noise"  # what remains
+_NOISE, _USERS = "noise", "users"  # what remains; kinds of users
 
 
 class Errors(NamedTuple):
@@ -36,6 +36,7 @@ class Errors(NamedTuple):
     sigma: Floats  # [F], spread of each
     rows: Floats  # [F, L], what each is multiplied by in each run
     noise: float  # usual spread of what remains
+    users: Sequence[Sequence[float]]  # odds of each kind, factors of its errors and its noise
 
     def less(self, places: Sequence[int]) -> Errors:
         """The same of some runs alone."""
@@ -47,21 +48,16 @@ class Errors(NamedTuple):
         return np.where(np.ptp(self.rows, axis=1) == 0.0, self.rows[:, 0], 0.0)
 
 
-def spreads(figure: str) -> Mapping[str, float]:
-    """Spread of each error of the step (``step``) or of its peak of memory (``memory``)."""
-    found: Mapping[str, float] = _shipped()[figure]
-    return found
-
-
-def _shipped() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = read_shipped("mpsim.measured.data", "shared.yaml")
+def spreads(figure: str) -> Mapping[str, Any]:
+    """Spreads of errors of the step or of its peak of memory (``memory``), and kinds of users."""
+    found: Mapping[str, Any] = read_shipped("mpsim.measured.data", "shared.yaml")[figure]
     return found
 
 
 def errors_of(
     settings: Sequence[Setting],
     figure: str,
-    known: Mapping[str, float] | None = None,
+    known: Mapping[str, Any] | None = None,
     *,
     sigma: float = 0.0,
 ) -> Errors:
@@ -78,11 +74,11 @@ def errors_of(
     found = [
         (f"{name} {word}".rstrip(), spread, row)
         for name, spread in known.items()
-        if name != _NOISE
+        if name not in (_NOISE, _USERS)
         for word, row in _multipliers(name, settings)
     ]
     names, each, rows = zip(*found, strict=True)
-    return Errors(list(names), np.array(each), np.array(rows), known[_NOISE])
+    return Errors(list(names), np.array(each), np.array(rows), known[_NOISE], known[_USERS])
 
 
 def _multipliers(name: str, settings: Sequence[Setting]) -> Iterator[tuple[str, list[float]]]:
@@ -115,6 +111,7 @@ class _Given(NamedTuple):
     noise: float
     mean: Floats  # [F]
     covariance: Floats  # [F, F]
+    likely: float  # ln of the likelihood of what was measured, but for a constant
 
 
 @structs.dataclass(frozen=True, slots=True)
@@ -127,17 +124,17 @@ class Posterior:
     @classmethod
     def of(cls, errors: Errors, seen: Floats) -> Posterior:
         """Posterior after `seen`, ln(measured / predicted) of each run of the errors [O]."""
-        rows, likelihoods, given = errors.rows, [], []
-        for weight, farther, scatter in _shipped()["users"]:
+        rows, given = errors.rows, []
+        for _, farther, scatter in errors.users:
             prior, noise = (farther * errors.sigma[:, None]) ** 2, scatter * errors.noise
             spread = rows.T @ (prior * rows) + noise**2 * np.eye(len(seen))
             gain = np.linalg.solve(spread, (prior * rows).T).T
             off = np.linalg.solve(spread, seen)
             fit = -(seen @ off + np.linalg.slogdet(spread)[1]) / 2
-            likelihoods.append(math.log(weight) + fit)
             covariance = np.diag(prior[:, 0]) - gain @ (prior * rows).T
-            given.append(_Given(noise, gain @ seen, covariance))
-        weights = np.exp(np.array(likelihoods) - max(likelihoods))
+            given.append(_Given(noise, gain @ seen, covariance, fit))
+        odds = [math.log(u[0]) + own.likely for u, own in zip(errors.users, given, strict=True)]
+        weights = np.exp(np.array(odds) - max(odds))
         return cls(weights / weights.sum(), tuple(given))
 
     @property

@@ -104,7 +104,7 @@ def test_all_that_is_wrong_is_told_at_once(results: list[Result]) -> None:
     slow = Run("slow", good[0].setting, "s", good[0].predicted, 1000 * good[0].predicted)
     with pytest.raises(CalibrationError) as refused:
         calibrate_runs(results[0], [*good, slow, good[1]])
-    assert "slow: takes 1e+03 times the prediction" in str(refused.value)
+    assert "slow: its step takes 1e+03 times as long as predicted (" in str(refused.value)
     assert "tp2-mb1, tp2-mb1: are one run" in str(refused.value)
     with pytest.raises(CalibrationError, match="no step was measured"):
         calibrate_runs(results[0], runs(results, 1.0, 1.0, 0))
@@ -137,20 +137,33 @@ def test_a_table_becomes_a_machine_on_the_command_line(
     assert execute(["calibrate", str(table), "--scenario", base, "-o", str(out)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "r3: " in said
-    assert "r1: takes" in said
+    assert "r1: its step takes" in said
     assert "r0: step_time: got '0'; needed a number above 0 in s" in said
 
 
-def test_a_machine_about_which_nothing_is_learnt_is_the_scenarios_own() -> None:
-    """Two nodes over their own NICs: a machine file without a constant of its own gives the same step."""
-    values = {"cluster.nodes": 2, "parallelism.tp": 2, "parallelism.pp": 2}
-    scenario = mpsim.Scenario.from_mapping(BASE).with_values(values)
+@pytest.mark.parametrize("cluster", [
+    {"preset": "dgx-h100"}, {"preset": "gb200-nvl72"}, {"preset": "aws-trn1n"}, {"preset": "aws-p5"},
+    {"preset": "dgx-h100", "nics_per_node": 2, "fabric": {"kind": "fat-tree", "oversubscription": [4, 2], "hop_latency": "5 us", "routing": "static"}},
+])  # fmt: skip
+def test_a_machine_about_which_nothing_is_learnt_is_the_scenarios_own(cluster: dict[str, object]) -> None:  # fmt: skip
+    """A machine file without a constant of its own has the scenario's links, domains, NICs and fabric, so the same step."""
+    values = {"training": {"global_batch": 64, "sequence_length": 2048}, "parallelism": {"tp": 4, "pp": 2}}  # fmt: skip
+    scenario = mpsim.Scenario.from_mapping({**BASE, **values, "cluster": {**cluster, "nodes": 4}})
     document = document_of(*known_machine(scenario.hardware, ""), ())
     steps = [
         each.timeline.step_time_s
         for each in (mpsim.simulate(scenario), simulated_on(scenario, document))
     ]
     assert steps[0] == pytest.approx(steps[1], rel=3e-5)
+
+
+def test_a_machine_of_own_runs_is_not_calibrated_again(results: list[Result]) -> None:
+    """The same rows told twice would count twice: all of them are told at once, on the machine before; a recording keeps the runs."""
+    document = calibrate_runs(results[0], runs(results, 1.1, 1.1, 4)).document
+    again = simulated_on(results[0].scenario, document)
+    with pytest.raises(CalibrationError, match="calibrated with 4 runs already"):
+        calibrate_runs(again, runs(results, 1.1, 1.1, 4))
+    assert len(known_machine(again.scenario.hardware, "")[0].runs) == 4
 
 
 def test_an_interrupted_table_makes_no_machine(
