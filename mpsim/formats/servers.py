@@ -63,7 +63,8 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     ranks = _read_ranks(name, ledger, routed=_read_model(name, ledger))
     why = "no option says how requests come; so does the rest of serving.workload"
     ledger.assume("serving.workload.rate", 1.0, why)
-    read = ledger.close(name, tool=engine["title"], idle=engine["idle"])
+    idle = f"{table(DATA, 'servers')['idle']} {engine['idle']}"
+    read = ledger.close(name, tool=engine["title"], idle=idle)
     sized = on_cluster(read, structs.replace(options, ranks=options.ranks or ranks))
     told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
     return structs.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
