@@ -67,6 +67,9 @@ def whole(path: str | Path) -> Iterator[Path]:
         mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
         beside.chmod(stat.S_IMODE(mode))
         beside.replace(target)
+    except OSError as error:  # a write names no file, a move the one beside it
+        error.filename = str(path) if error.filename in {None, name} else error.filename
+        raise
     finally:
         beside.unlink(missing_ok=True)
 

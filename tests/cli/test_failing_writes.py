@@ -31,6 +31,7 @@ COMMANDS = {
     "run --trace": ("run", "small.yaml", "--trace", "out.json"),
     "run --plots": ("run", "small.yaml", "--plots", "out"),
     "run --trace, packed": ("run", "small.yaml", "--trace", "out.json.gz"),
+    "run --memory-snapshot": ("run", "small.yaml", "--memory-snapshot", "out.pickle"),
     "run --emit": ("run", "small.yaml", "--emit", "megatron=out.sh"),
     "sweep --csv": ("sweep", "small.yaml", "--csv", "out.csv", "--jobs", "1"),
     "sweep --plot": ("sweep", "small.yaml", "--plot", "out.png", "--jobs", "1"),

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+from mpsim.output import write_whole
 from mpsim.training.memory.allocator import Block, Segment
 from mpsim.training.memory.trace import Played
 
@@ -14,7 +15,7 @@ _PROTOCOL = 4  # the newest that the page's own reader knows
 
 def write_snapshot(played: Played, path: str | Path) -> None:
     """Write `snapshot_of` as a pickle."""
-    Path(path).write_bytes(pickle.dumps(snapshot_of(played), protocol=_PROTOCOL))
+    write_whole(path, pickle.dumps(snapshot_of(played), protocol=_PROTOCOL))
 
 
 def snapshot_of(played: Played) -> dict[str, object]:

@@ -35,7 +35,7 @@ def test_printable_text_has_no_control_characters(text):
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
-    """Neither half a file under the name nor one beside it."""
+    """Neither half a file under the name nor one beside it; the error, which the system gave no file, names it."""
     path = tmp_path / "result.json"
     path.write_text("before")
 
@@ -44,8 +44,9 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
             beside.write_text("half")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         fail()
+    assert caught.value.filename == str(path)
     assert path.read_text() == "before"
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
