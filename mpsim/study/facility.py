@@ -123,9 +123,10 @@ def rate_of(
             beside = f"--prices counts, not --offer {offer}; leave one of them out"
         return Rate(value, value, value, "file", "your prices", beside)
     known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.kind, ())
-    offers = [entry for entry in known if entry["offer"] == offer]
+    asked = [entry for entry in known if entry["offer"] == offer]
+    offers = asked or [entry for entry in known if own and entry["offer"] == "on-demand"]
     listed = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
-    if own is not None and (not offers or offer == "on-demand"):
+    if own is not None and (not asked or offer == "on-demand"):
         lacks = f"no {offer} offer of {chip.kind} is known: " if offer != "on-demand" else ""
         if stated is not None:
             beside = f"{lacks}cluster.price_per_hour counts" if lacks else ""

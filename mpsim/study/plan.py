@@ -30,7 +30,7 @@ from mpsim.study.reliability import (
     usual_interval,
 )
 from mpsim.study.ties import front_of
-from mpsim.study.usual import GUESSED, usual
+from mpsim.study.usual import GUESSED, Values, usual
 from mpsim.table import Section, Sheet, Shown, plural
 from mpsim.training.intervals import residuals_of, told
 from mpsim.units import percent
@@ -394,7 +394,7 @@ def plan(
             values = dict(zip(keys, chosen, strict=True))
             try:
                 base = _base(scenario, values)
-                laid, cut = (usual(base), ()) if search is None else _searched(base, search)
+                laid, cut = _settled(base, keys) if search is None else _searched(base, search)
                 result = simulate_step(base.with_values(laid))
                 of = structs.replace(told(result.headline), guessed=len(laid.keys() & {*GUESSED}))
                 row = plan_training(result, tokens, assumed, setting=of if search is None else None)
@@ -430,6 +430,12 @@ def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> 
     for values in combinations:
         with contextlib.suppress(MpsimError):
             yield _base(scenario, values).hardware.accelerator.name
+
+
+def _settled(base: Scenario, over: Mapping[str, object]) -> tuple[Values, tuple[str, ...]]:
+    """What the file leaves open, and a warning where rows that may differ in it are compared."""
+    laid = usual(base)
+    return laid, (say("study.settled", values=changed(laid)),) if laid and over else ()
 
 
 def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:

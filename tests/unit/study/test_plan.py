@@ -195,6 +195,29 @@ def test_the_front_has_nothing_that_another_beats_in_days_and_dollars(scenario):
     assert costs == sorted(costs, reverse=True)
 
 
+OPEN = "model: llama2-7b\ncluster: {preset: dgx-h100, nodes: 1}\ntraining: {global_batch: 32, sequence_length: 4096}\n"
+
+
+@pytest.mark.parametrize("layout", ["", "parallelism: {tp: 2, zero: 1}\n"])
+def test_rows_say_what_was_settled_where_the_file_leaves_it_open(layout, tmp_path):
+    """Sizes of a cluster may have layouts of their own; what the file writes is not called settled."""
+    (tmp_path / "open.yaml").write_text(f"schema: 1\nname: open\n{OPEN}{layout}")
+    left = mpsim.load(tmp_path / "open.yaml")
+    for row in plan(left, TOKENS, {"cluster.nodes": [1]}).rows:
+        settled = row.values.keys() - {"cluster.nodes"}
+        assert not (layout and settled & {"parallelism.tp", "parallelism.zero"})
+        assert any("settled here" in text for text in row.warnings) == bool(settled)
+        assert settled or layout
+
+
+def test_a_kind_of_offer_that_nobody_has_is_priced_on_demand_with_its_range(scenarios):
+    """What counts instead has its level and its offers, and words on what was asked."""
+    cluster = mpsim.load(scenarios / "gpt3-175b-a100.yaml").hardware
+    asked, demand = (rate_of(cluster, offer=offer) for offer in ("reserved-3y", "on-demand"))
+    assert dataclasses.replace(asked, beside="") == demand
+    assert "no reserved-3y offer" in asked.beside
+
+
 def test_prices_are_medians_of_public_offers_or_the_users_own(scenario, tmp_path):
     """Spot is cheaper than on demand; a file wins over both."""
     cluster = scenario.hardware
