@@ -47,6 +47,7 @@ class Calibrated:
     fit: Fit
     warnings: tuple[str, ...]
     runs: Section | None = None  # measured training steps that it was found from, with predictions
+    steps: tuple[machine.Entry, ...] = ()  # the same as figures
 
     @property
     def cluster(self) -> Cluster:
@@ -133,26 +134,21 @@ def calibrate_serving(
     fit = fit_serving(points)
     if not fit.constants:
         raise CalibrationError("nothing could be fitted: too few services were measured")
-    cluster, as_of = points[0].plan.cluster, dated()
+    cluster = points[0].plan.cluster
     chip = cluster.accelerator
-    frame = machine.Frame(
-        name=name or f"{chip.name}-serving",
+    frame, base = machine.known_machine(cluster, name or f"{chip.name}-serving")
+    frame = structs.replace(
+        frame,
         source=f"{len(points)} measured services on {chip.title}",
-        as_of=as_of,
-        datasheet=chip.name,
-        accelerator=machine.sheet_entry(chip),
-        scale_up=machine.link_entry(_usual_link(chip), None, as_of),
-        nic=None,
-        per_node=cluster.node.accelerators,
-        nodes=1,
-        library="",
+        as_of=dated(),
         inputs=[
             {"file": Path(f).name, "tool": "table of measured services", "sha256": _hashed(f)}
             for f in files
         ],
     )
     warnings = (*fit.warnings, *range_warnings(fit.constants))
-    return Calibrated(machine.document_of(frame, fit, warnings), fit, warnings)
+    document = machine.document_of(frame, merged([base, fit]), warnings)
+    return Calibrated(document, fit, warnings)
 
 
 def fit_machine(

@@ -84,11 +84,12 @@ def fit_collectives(points: Sequence[Point], cluster: Cluster, library: str) -> 
     if library in _HOST and len([p for p in points if not p.held_out]) >= _FEWEST:
         constants = _host_fits(points, cluster, library)
     model = _model(cluster, library, {name: constant.value for name, constant in constants.items()})
-    fits = [_series(rows, model, formed=bool(constants)) for rows in _by_series(points)]
+    fits = [_series(rows, model, formed=bool(constants)) for rows in by_series(points)]
     return merged([Fit(constants), *fits])
 
 
-def _by_series(points: Sequence[Point]) -> Iterator[list[Point]]:
+def by_series(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Points of each collective in each group, by size."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.series, []).append(point)
@@ -111,7 +112,7 @@ def _predicted(model: CollectiveModel, rows: Sequence[Point]) -> Floats:
 
 
 def _host_fits(points: Sequence[Point], cluster: Cluster, library: str) -> Mapping[str, Fitted]:
-    train = [[p for p in rows if not p.held_out] for rows in _by_series(points)]
+    train = [[p for p in rows if not p.held_out] for rows in by_series(points)]
     series = [rows for rows in train if rows]
     leaves = ["dispatch", "near_latency", "near_bandwidth", "sum_bandwidth"]
     if any(p.ranks > _PAIR for p in points):

@@ -10,8 +10,9 @@ import numpy as np
 from mpsim import structs
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
+from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
-from mpsim.hardware import Accelerator, Fabric, Link, MeasuredCurve, link
+from mpsim.hardware import Accelerator, Cluster, Fabric, Link, MeasuredCurve, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
 from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
@@ -43,6 +44,36 @@ class Frame:
     # of a cluster that is known; left out, a NIC for each accelerator on one switch
     wires: Mapping[str, object] = structs.field(default_factory=dict)
     runs: Sequence[Mapping[str, object]] = ()  # labels of measured steps
+
+
+def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
+    """The machine as it is known: of a machine file all that it holds, else the datasheets."""
+    known, chip = cluster.calibration, cluster.accelerator
+    document: Mapping[str, object] = known.document if known else {}
+    accelerator, scale_up, nic = (document.get(key) for key in ("accelerator", "scale_up", "nic"))
+    as_of, node, fabric = str(document.get("as_of", chip.year)), cluster.node, cluster.fabric
+    frame = Frame(
+        name=name or f"{chip.name}-recorded",
+        source="recorded steps" + (f", beside what {known.source} said" if known else ""),
+        as_of=as_of,
+        datasheet=str(document.get("datasheet", "")) if known else chip.name,
+        accelerator=_entry(accelerator) or sheet_entry(chip),
+        scale_up=_entry(scale_up) or link_entry(node.scale_up, None, as_of),
+        nic=_entry(nic) or (link_entry(node.nic, None, as_of) if node.nics else None),
+        per_node=node.accelerators,
+        nodes=cluster.nodes,
+        library=CollectiveModel(cluster).library.name,
+        inputs=[],
+        wires={"nics_per_node": node.nics, "domain": node.domain, "fabric": fabric_entry(fabric)},
+        runs=known.runs if known else (),
+    )
+    if known is None:
+        return frame, Fit()
+    return frame, Fit(known.constants, known.kernels, known.collectives, known.framework)
+
+
+def _entry(value: object) -> Entry | None:
+    return dict(value) if isinstance(value, Mapping) else None
 
 
 def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:

@@ -20,8 +20,8 @@ import numpy as np
 from mpsim import structs
 from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
-from mpsim.calibrate.collectives import collective_points, group_of, kind_of
-from mpsim.calibrate.machine import Entry, Frame, document_of, fabric_entry, link_entry, sheet_entry
+from mpsim.calibrate.collectives import by_series, collective_points, group_of, kind_of
+from mpsim.calibrate.machine import Entry, Frame, document_of, known_machine
 from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.cost import CollectiveModel, Constant, KernelModel
@@ -164,36 +164,6 @@ def _over(base: Fit, found: Fit) -> Fit:
     )
 
 
-def known_machine(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
-    """The machine as it is known: of a machine file all that it holds, else the datasheets."""
-    known, chip = cluster.calibration, cluster.accelerator
-    document: Mapping[str, object] = known.document if known else {}
-    accelerator, scale_up, nic = (document.get(key) for key in ("accelerator", "scale_up", "nic"))
-    as_of, node, fabric = str(document.get("as_of", chip.year)), cluster.node, cluster.fabric
-    frame = Frame(
-        name=name or f"{chip.name}-recorded",
-        source="recorded steps" + (f", beside what {known.source} said" if known else ""),
-        as_of=as_of,
-        datasheet=str(document.get("datasheet", "")) if known else chip.name,
-        accelerator=_entry(accelerator) or sheet_entry(chip),
-        scale_up=_entry(scale_up) or link_entry(node.scale_up, None, as_of),
-        nic=_entry(nic) or (link_entry(node.nic, None, as_of) if node.nics else None),
-        per_node=node.accelerators,
-        nodes=cluster.nodes,
-        library=CollectiveModel(cluster).library.name,
-        inputs=[],
-        wires={"nics_per_node": node.nics, "domain": node.domain, "fabric": fabric_entry(fabric)},
-        runs=known.runs if known else (),
-    )
-    if known is None:
-        return frame, Fit()
-    return frame, Fit(known.constants, known.kernels, known.collectives, known.framework)
-
-
-def _entry(value: object) -> Entry | None:
-    return dict(value) if isinstance(value, Mapping) else None
-
-
 def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator[Measurement]:
     """Kernels of all ranks by what they are, with their mean: a step is their sum."""
     alike: dict[str, list[Measurement]] = {}
@@ -314,33 +284,19 @@ def _levels(
 ) -> Iterator[tuple[MeasuredCurve, Score]]:
     """Collectives of few sizes: their curve as it is known, by the level that was recorded."""
     model = CollectiveModel(cluster, loaded=False)
-    for series in dict.fromkeys(point.series for point in points):
-        mine = [point for point in points if point.series == series]
+    curves = {(line.kind, line.ranks, line.domains): line for line in base.collectives}
+    for mine in by_series(points):
         kind, ranks, domains = kind_of(mine[0]), mine[0].ranks, mine[0].domains
-        known = next(
-            (
-                curve
-                for curve in base.collectives
-                if (curve.kind, curve.ranks, curve.domains) == (kind, ranks, domains)
-            ),
-            None,
-        )
-        times = known.times if known else model.seconds(kind, np.array(_CURVE), group_of(mine[0]))
-        line = MeasuredCurve(
-            kind,
-            "",
-            ranks,
-            domains,
-            known.sizes if known else _CURVE,
-            tuple(np.asarray(times).tolist()),
-        )
+        line = curves.get((kind, ranks, domains))
+        if line is None:
+            times = np.asarray(model.seconds(kind, np.array(_CURVE), group_of(mine[0])))
+            line = MeasuredCurve(kind, "", ranks, domains, _CURVE, tuple(times.tolist()))
         yield _level_of(f"{kind}, {ranks} ranks", line, mine, [point.size for point in mine])
 
 
 def _lines(points: Sequence[Point]) -> Iterator[MeasuredCurve]:
     """Curves through what was measured of each collective."""
-    for series in dict.fromkeys(point.series for point in points):
-        mine = [point for point in points if point.series == series]
+    for mine in by_series(points):
         if (curve := best_curve(mine, np.array([point.size for point in mine]))) is not None:
             yield MeasuredCurve(kind_of(mine[0]), "", mine[0].ranks, mine[0].domains, *curve)
 
@@ -494,16 +450,19 @@ def slowed(
             moved = {key: _slower(constant, factor) for key, constant in moved.items()}
         else:
             moved |= _slowed_shares(constants, factor)
-        curves = tuple(
-            structs.replace(line, times=tuple(factor * time for time in line.times))
-            for line in base.kernels
-        )
-        fit = structs.replace(base, constants=moved, kernels=curves)
+        fit = structs.replace(base, constants=moved, kernels=longer(base.kernels, factor))
         factor *= seconds / part(simulated_on(result.scenario, document_of(frame, fit, ())))
     if any(outside_range(*item) for item in moved.items()):
         text = f"no level of the accelerator explains steps of {_time(seconds)}"
         raise CalibrationError(f"{text}; check the scenario's batch, sequence length and nodes")
     return frame, fit
+
+
+def longer(curves: Iterable[MeasuredCurve], factor: float) -> tuple[MeasuredCurve, ...]:
+    """Curves that take so many times as long."""
+    return tuple(
+        structs.replace(line, times=tuple(factor * time for time in line.times)) for line in curves
+    )
 
 
 def _slower(constant: Fitted, factor: float) -> Fitted:

@@ -15,9 +15,9 @@ import numpy as np
 
 from mpsim import structs
 from mpsim.calibrate.calibrate import Calibrated, dated
-from mpsim.calibrate.machine import Entry, Frame, document_of
+from mpsim.calibrate.machine import Entry, Frame, document_of, known_machine
 from mpsim.calibrate.parts import Fit, limit
-from mpsim.calibrate.recorded import known_machine, scaled, simulated_on, slowed
+from mpsim.calibrate.recorded import longer, scaled, simulated_on, slowed
 from mpsim.errors import CalibrationError
 from mpsim.measured.posterior import EXCHANGE, KERNELS, Errors, Posterior, errors_of
 from mpsim.result import Result
@@ -108,7 +108,7 @@ def calibrate_runs(
     among = [place for place, run in enumerate(runs) if not run.measured]
     telling = runs[posterior.most_telling(errors, among)].name if among else ""
     lines.append(say("calibrate.run_next" if among else "calibrate.none_open", name=telling))
-    return Calibrated(document, fit, tuple(lines), _section(runs, posterior, errors))
+    return Calibrated(document, fit, tuple(lines), *_told(runs, posterior, errors))
 
 
 def _posterior(figure: str, runs: Sequence[Run]) -> tuple[Errors, Posterior]:
@@ -134,20 +134,17 @@ def _check(runs: Sequence[Run], chip: str, wrong: Sequence[str]) -> None:
         elif not 1 / most < run.factor < most:
             figures = {each: run.told(getattr(run, each)) for each in ("measured", "predicted")}
             told.append(say("calibrate.far_off", run=run, **figures))
-    told += [f"{', '.join(names)}: are one run" for names in alike.values() if len(names) > 1]
+    doubles = (", ".join(names) for names in alike.values() if len(names) > 1)
+    told += [say("calibrate.doubles", names=names) for names in doubles]
     if told:
         raise CalibrationError("; ".join(told))
 
 
 def _with_links(frame: Frame, base: Fit, factor: float) -> tuple[Frame, Fit]:
     """The machine's links and measured curves of collectives, slower by a factor."""
-    curves = tuple(
-        structs.replace(line, times=tuple(factor * time for time in line.times))
-        for line in base.collectives
-    )
     nic = None if frame.nic is None else _slow(frame.nic, factor)
     frame = structs.replace(frame, scale_up=_slow(frame.scale_up, factor), nic=nic)
-    return frame, structs.replace(base, collectives=curves)
+    return frame, structs.replace(base, collectives=longer(base.collectives, factor))
 
 
 def _slow(entry: Entry, factor: float) -> Entry:
@@ -163,15 +160,20 @@ def _kernels(result: Result) -> float:
     return shares_of(result.breakdown)["compute"] * result.timeline.step_time_s
 
 
-def _section(runs: Sequence[Run], posterior: Posterior, errors: Errors) -> Section:
-    """A line for each run: what was measured, predicted, and is expected now."""
+def _told(
+    runs: Sequence[Run], posterior: Posterior, errors: Errors
+) -> tuple[Section, tuple[Entry, ...]]:
+    """What was measured of each run, predicted, and is expected now: in words, and in figures."""
     expected, ends = np.exp(posterior.mean @ errors.rows), posterior.ends(errors.rows)
-    rows = []
-    for run, now, low, high in zip(runs, expected, *ends, strict=True):
-        known, (then, after) = run.measured, (run.predicted, run.at(now))
-        off = [f"{value / known - 1:+.1%}" if known else "" for value in (then, after)]
-        between = " to ".join(run.told(each) for each in sorted((run.at(low), run.at(high))))
-        told = [run.told(each) for each in (known, then, after)]
-        rows.append((run.name, *told[:2], off[0], told[2], off[1], between))
+    rows, steps = [], list[Entry]()
+    for run, *factors in zip(runs, expected, *ends, strict=True):
+        now, *between = map(run.at, factors)
+        figures = (run.measured, run.predicted, now, *sorted(between))
+        keys = ("measured", "predicted", "now", "low", "high")
+        steps.append({"run": run.name, "unit": run.unit, **dict(zip(keys, figures, strict=True))})
+        known, was, after, low, high = map(run.told, figures)
+        fit = (run.predicted, now)
+        off = [f"{each / run.measured - 1:+.1%}" if run.measured else "" for each in fit]
+        rows.append((run.name, known, was, off[0], after, off[1], f"{low} to {high}"))
     header = ("run", "measured", "predicted", "error", "now", "error", "80 % of such runs")
-    return Section(tuple(rows), header, (1, 2, 3, 4, 5))
+    return Section(tuple(rows), header, (1, 2, 3, 4, 5)), tuple(steps)

@@ -54,10 +54,8 @@ def calibrate(
             "give measurements, or recordings with --from and their scenario with --scenario",
             "FILE",
         )
-    if scenario is not None and (on or only):
-        raise wrong(
-            "--on and --only are of measurements; a run's machine is that of its scenario", "--on"
-        )
+    if scenario is not None and (on or only or (files and plots)):
+        raise wrong(say("cli.of_measurements"), "--plots" if plots else "--on")
     machine = out or Path("machine.yaml")
     if out is None and check_file(machine) and machine.exists():
         raise wrong(
@@ -76,7 +74,7 @@ def calibrate(
     if plots is not None:
         _draw(calibrated, plots)
     if as_json:
-        print_json(dict(calibrated.document))
+        print_json({**calibrated.document, "steps": calibrated.steps})
     else:
         _print(calibrated)
     for warning in calibrated.warnings:
@@ -97,6 +95,8 @@ def _from_steps(
         return calibrate_recorded(simulate_step(scenario), recorded, name=name)
     runs: dict[str, list[Run]] = {"training": [], "memory": []}
     wrong, validation = [], validate_files(files, scenario=scenario)
+    for remark in validation.remarks:
+        note(remark)
     if validation.interrupted:  # a part of the runs would make another machine
         raise KeyboardInterrupt
     for row in validation.records:

@@ -132,6 +132,13 @@ def test_a_table_becomes_a_machine_on_the_command_line(
     base, out = str(tmp_path / "base.yaml"), tmp_path / "box.yaml"
     assert execute(["calibrate", str(table), "--scenario", base, "-o", str(out)]) == 0
     assert out.exists()
+    capsys.readouterr()
+    asked = ["calibrate", str(table), "--scenario", base, "-o", str(out)]
+    assert execute([*asked, "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [each["run"] for each in steps] == ["r1", "r2", "r4"]
+    assert all(each["low"] < each["now"] < each["high"] for each in steps)
+    assert execute([*asked, "--plots", str(tmp_path)]) == 2
     table.write_text("id,parallelism.tp,step_time\nr1,1,1e4\nr3,3,1 s\nr0,1,0")
     capsys.readouterr()
     assert execute(["calibrate", str(table), "--scenario", base, "-o", str(out)]) == 2
