@@ -93,7 +93,7 @@ class _Block:
         self.parts = np.zeros(len(vocabulary.parts))
         self.now = 0.0  # end of the last kernel
         self.kernel: int | None = None
-        self.pending: list[int] = []
+        self.pending: dict[int, Communication] = {}  # by place
         self.exposed: dict[int, float] = {}
         self.last: dict[Stream, int] = {}
         self.tagged: dict[str, int] = {}
@@ -140,7 +140,7 @@ class _Block:
         start = max([self.now, *(self.placed[i].end for i in before)])
         place = len(self.placed)
         self.last[stream] = place
-        self.pending.append(place)
+        self.pending[place] = item
         if item.tag:
             self.tagged[item.tag] = place
         seconds, up, out = cost
@@ -155,20 +155,17 @@ class _Block:
         """Advance to when a kernel may start (None: launched next); idle time is its wait's."""
         if not self.pending:  # as before most kernels
             return ()
-        placed = self.placed
-        held = [(place, item) for place in self.pending if (item := placed[place].item)]
-        return self._await(tuple([place for place, item in held if item.holds(kernel)]))
+        held = [place for place, item in self.pending.items() if item.holds(kernel)]
+        return self._await(tuple(held)) if held else ()
 
     def _await(self, awaited: tuple[int, ...]) -> tuple[int, ...]:
-        if not awaited:
-            return ()
         for place in awaited:
             collective = self.placed[place]
             if collective.end > self.now:  # waited for once, as it then leaves `pending`
                 self.exposed[place] = collective.end - self.now
                 self.parts[collective.part] += self.exposed[place]
             self.now = max(self.now, collective.end)
-        self.pending = [place for place in self.pending if place not in awaited]
+            del self.pending[place]
         return awaited
 
     def drain(self) -> tuple[int, ...]:

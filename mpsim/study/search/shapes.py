@@ -10,6 +10,7 @@ Shapes: D distinct stages, S stages, P pipeline ranks, A parts of the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -116,8 +117,9 @@ def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
 def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
     hides = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
-    parts = (block.template.parts for block in blocks)
-    return float(sum((p[TRAINING.computing_parts] if hides else p).sum() for p in parts))
+    counted = TRAINING.computing_parts if hides else slice(None)
+    alike = Counter(block.template for block in blocks)  # layers repeat; ticks are whole numbers
+    return float(sum(times * each.parts[counted].sum() for each, times in alike.items()))
 
 
 class Exposed(NamedTuple):
