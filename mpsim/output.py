@@ -55,11 +55,8 @@ def whole(path: str | Path) -> Iterator[Path]:
         yield target
         return
     target = target.resolve()  # a link keeps pointing to the file that is replaced
-    handle, name = tempfile.mkstemp(
-        dir=target.parent,
-        prefix=f".{target.name[:_LONGEST]}.",
-        suffix="".join(target.suffixes[-2:]),
-    )
+    suffix = "".join(target.suffixes[-2:])
+    handle, name = tempfile.mkstemp(suffix, f".{target.name[:_LONGEST]}.", target.parent)
     os.close(handle)
     beside = Path(name)
     try:

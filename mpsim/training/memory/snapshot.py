@@ -10,12 +10,10 @@ from mpsim.output import write_whole
 from mpsim.training.memory.allocator import Block, Segment
 from mpsim.training.memory.trace import Played
 
-_PROTOCOL = 4  # the newest that the page's own reader knows
-
 
 def write_snapshot(played: Played, path: str | Path) -> None:
     """Write `snapshot_of` as a pickle."""
-    write_whole(path, pickle.dumps(snapshot_of(played), protocol=_PROTOCOL))
+    write_whole(path, pickle.dumps(snapshot_of(played), protocol=4))  # newest that it reads
 
 
 def snapshot_of(played: Played) -> dict[str, object]:
