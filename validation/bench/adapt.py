@@ -20,7 +20,7 @@ from mpsim.framework import (
 from mpsim.hardware import accelerator
 from mpsim.schedule import schedule
 
-__all__ = ["adapted"]
+__all__ = ["adapted", "hidden_experts"]
 
 Sections = dict[str, Any]
 _CUT = ("decomposed", "micro-pipeline")  # products cut in chunks of tokens
@@ -123,7 +123,7 @@ def _chunks(scenario: Sections) -> Assumed | None:
     return Assumed("vp_chunks_per_rank", "", why, f"vp_chunks_per_rank {given} is left out ({why})")
 
 
-def _hidden_experts(scenario: Sections) -> Assumed | None:
+def hidden_experts(scenario: Sections) -> Assumed | None:
     """Exchanges of experts hide behind another microbatch only where one is beside them."""
     choice, name = scenario["framework"], scenario["schedule"]["name"]
     if choice.get("expert_overlap") != _HIDING or not scenario["model"].get("moe"):
@@ -286,7 +286,7 @@ _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _per_op,
     _sharding,
     _chunks,
-    _hidden_experts,
+    hidden_experts,
     _expert_tokens,
     _sequence,
     _kernel,

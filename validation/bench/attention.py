@@ -36,9 +36,10 @@ def attention_of(
         fields["parallel_block"] = True
     if "stacks" in entry:
         return fields | _stacks(text, cells, assumed), tuple(assumed)
-    if "latent" in entry:
-        return fields | {"mla": _latent(text, cells, assumed)}, tuple(assumed)
     kin = kin_of(cells)
+    # who gives a model's name and sizes need not say of its heads that they are latent
+    if "latent" in entry or (kin is not None and kin.mla is not None):
+        return fields | {"mla": _latent(text, cells, assumed)}, tuple(assumed)
     if re.search(parts["windows"], text, re.IGNORECASE):
         fields |= _window(text, assumed)
     elif kin is not None and kin.full_every and "attention" not in fields:

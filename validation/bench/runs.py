@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.adapt import adapted
+from bench.adapt import adapted, hidden_experts
 from bench.assumptions import BY_FAMILY, FEW, Filled, fill_in
 from bench.attention import attention_of
 from bench.clusters import cluster_of
@@ -179,8 +179,18 @@ def fitting(
     """The run with the fastest of what was guessed that fits in memory, or is nearest to it: who trains has tried; itself where nothing was guessed, or nothing comes near."""
     scenario = Scenario.from_mapping(run.scenario, checked=False)
 
+    def laid(values: Mapping[str, object]) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
+        result, ranks = _laid(run.scenario, values), values.get("parallelism.pp", 1)
+        if cells is None or ranks == 1:
+            return result, ()
+        # stages have the row's order, which one rank has no use for
+        staged = Cells({**filled(cells, rule).cells.values, "pp": str(ranks)})
+        result |= {"schedule": schedule_of(staged), "framework": dict(result["framework"])}
+        exchange = hidden_experts(result)
+        return result, () if exchange is None else (exchange,)
+
     def text(values: Mapping[str, object]) -> str:
-        return json.dumps(_laid(run.scenario, values), sort_keys=True)
+        return json.dumps(laid(values)[0], sort_keys=True)
 
     tried = Tried(
         lambda values: _filled(text(values)),
@@ -203,9 +213,8 @@ def fitting(
         for key, value in values.items()
         if key in _COLUMNS
     ]
-    return dataclasses.replace(
-        run, scenario=_laid(run.scenario, values), assumed=(*run.assumed, *told)
-    )
+    settled_run, exchanged = laid(values)
+    return dataclasses.replace(run, scenario=settled_run, assumed=(*run.assumed, *told, *exchanged))
 
 
 def _disbelieved(tried: Tried, assumed: str) -> set[str]:
@@ -551,6 +560,13 @@ def _meant(cells: Cells, meant: object) -> dict[str, Any]:
     return fields
 
 
+def _has_latent(cells: Cells) -> bool:
+    """Whether heads are latent, by the row's words or its sizes; words of layers that nobody knows are refused elsewhere."""
+    with contextlib.suppress(CalibrationError):
+        return "mla" in attention_of(cells)[0]
+    return False
+
+
 def _modules(cells: Cells) -> list[str]:
     """Modules run again that a row names one by one, as the framework's flag does, and that its model has."""
     experts = bool(cells.whole("moe_experts"))
@@ -558,7 +574,7 @@ def _modules(cells: Cells) -> list[str]:
         "experts": experts,
         "shared": bool(cells.whole("moe_shared_experts")),
         "dense": bool(cells.whole("moe_dense_layers")) or not experts,
-        "latent": "mla" in cells.text("attention_type").lower(),
+        "latent": _has_latent(cells),
     }
     has["split"] = has["experts"] or has["latent"]
     text = cells.text("recompute").lower()

@@ -134,7 +134,8 @@ def _step(run: Imported) -> float:
         ({"family": "megascale", "framework": "MegaScale"}, "megatron-core-2025"),
         ({"framework": "Somebody's trainer"}, "torch-ddp"),
         ({"framework": "Megatron-like trainer"}, "torch-ddp"),
-        ({"framework": "HAI-LLM"}, "megatron-core-2025"),
+        ({"framework": "HAI-LLM"}, "hai-llm"),
+        ({"framework": "HAI-LLM", "measured_date": "2024-01"}, "megatron-core-2025"),
         (
             {"framework": "Megatron-DeepSpeed", "measured_date": "2024"},
             "megatron-deepspeed-2023",

@@ -299,3 +299,19 @@ def test_words_of_experts_tell_their_numbers(
     cells = as_run(Cells({**SMALL, "moe": words, "ffn_hidden": "2048"})).cells
     names = ("moe_experts", "moe_topk", "moe_shared_experts")
     assert tuple(cells.text(name) for name in names) == (experts, top, shared)
+
+
+def test_stages_that_nobody_stated_run_in_the_order_of_their_software(monkeypatch):
+    """Heads are latent by the sizes alone, and DualPipe holds from its report on: not of a model of early 2024."""
+    chosen = {"parallelism.pp": 16, "parallelism.ep": 64, "parallelism.dp": 128}
+    monkeypatch.setattr("bench.runs.settled", lambda *_: chosen)
+    sizes = {"layers": "61", "hidden": "7168", "heads": "128", "kv_heads": "128", "vocab": "129280"}
+    experts = {"ffn_hidden": "18432", "moe": "256 experts, 1 shared, top 8 (ffn 2048)"}
+    row = {**SMALL, **sizes, **experts, "params_total_b": "671", "accel_count": "2048"}
+    row |= {"tp": "", "pp": "", "dp": "", "global_batch_tokens_m": "60", "framework": "HAI-LLM"}
+    orders = {}
+    for date in ("2024-01", "2024-12"):
+        scenario = read_run(as_run(Cells({**row, "date": date})).cells)[1].scenario
+        assert scenario["model"]["mla"]["q_lora_rank"] == 1536
+        orders[date] = scenario["schedule"]["name"]
+    assert orders == {"2024-01": "1f1b", "2024-12": "dualpipe"}
