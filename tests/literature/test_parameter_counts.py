@@ -54,6 +54,7 @@ PUBLISHED: dict[str, tuple[float, float, str]] = {
     "gpt-oss-120b": (116.83e9, 0.005e9, "gpt-oss model card, arXiv 2508.10925, Table 1"),
     "glm-4.5": (355e9, 0.5e9, "GLM-4.5, arXiv 2508.06471, Table 1"),
     "glm-4.5-air": (106e9, 0.5e9, "GLM-4.5, arXiv 2508.06471, Table 1"),
+    "minimax-m2": (229e9, 1e9, "huggingface MiniMaxAI/MiniMax-M2, model card (230B)"),
     "dbrx-132b": (132e9, 0.5e9, "databricks/dbrx, model card"),
     "qwen3-next-80b-a3b": (80e9, 0.5e9, "Qwen/Qwen3-Next-80B-A3B-Instruct, model card"),
     "olmoe-1b-7b": (6.92e9, 0.005e9, "OLMoE, arXiv 2409.02060, Table 1 (6.9B)"),
@@ -92,6 +93,7 @@ ACTIVE: dict[str, tuple[bool, float, float, str]] = {
     "llama4-maverick": (True, 17e9, 0.5e9, "Llama 4 model card"),
     "gpt-oss-20b": (False, 3.61e9, 0.005e9, "gpt-oss model card, Table 1"),
     "gpt-oss-120b": (False, 5.13e9, 0.005e9, "gpt-oss model card, Table 1"),
+    "minimax-m2": (False, 10e9, 0.5e9, "MiniMaxAI/MiniMax-M2, model card"),
     "dbrx-132b": (False, 36e9, 0.5e9, "databricks/dbrx, model card"),
     "olmoe-1b-7b": (True, 1.3e9, 0.05e9, "OLMoE, Table 1"),
     "arctic-480b": (True, 17e9, 0.5e9, "Snowflake Arctic, model card"),
@@ -190,13 +192,13 @@ def test_released_checkpoints_that_hold_more_hold_just_that(name: str) -> None:
 
 
 def test_models_without_an_exact_count_were_never_released_or_say_why() -> None:
-    """Of closed models no config exists; of GPT-J, BERT, Switch, Arctic and the hybrids the catalog says what is simplified or recalled."""
+    """Of closed models no config exists; of GPT-J, BERT, Switch, Arctic, MiniMax and the hybrids the catalog says what is simplified or recalled."""
     rest = set(model_names()) - EXACT.keys() - BESIDE.keys()
     closed = {
         name for name in rest if name.startswith(("gpt-", "gpt3", "megatron-", "palm", "glam"))
     }
     hybrids = {"nemotron-h-8b", "nemotron-h-56b", "qwen3-next-80b-a3b"}
-    assert rest - closed - hybrids == {"bert-large", "switch-c", "arctic-480b"}
+    assert rest - closed - hybrids == {"bert-large", "switch-c", "arctic-480b", "minimax-m2"}
 
 
 def test_every_model_has_the_year_of_its_source() -> None:
