@@ -248,15 +248,17 @@ def format_exact(value: float, dimension: Dimension) -> str:
     return f"{float(value)!r} {dimension.value}"
 
 
-_LADDERS: Mapping[Dimension, tuple[tuple[str, float], ...]] = {
-    Dimension.TIME: (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
-    Dimension.PRICE_RATE: (("USD/h", 1.0),),
+_LADDERS: Mapping[Dimension, tuple[str, ...]] = {
+    Dimension.TIME: ("d", "h", "s", "ms", "us", "ns"),
+    Dimension.PRICE_RATE: ("USD/h",),
 }
 _NEARLY = 1 - 5e-5  # of a rung: four digits round up to it
+_FROM = {"h": 2.75, "d": 2.0}  # of these rungs: below, people read seconds, and hours, as easily
 
 
 def rung(value: float, dimension: Dimension) -> tuple[str, float]:
-    """The largest unit that leaves a number of 1 or more, and its size in the SI unit."""
-    prefixed = ((prefix + dimension.value, scale) for prefix, scale in reversed(_DECIMAL.items()))
-    ladder = _LADDERS.get(dimension) or tuple(prefixed)
-    return next((rung for rung in ladder if abs(value) >= rung[1] * _NEARLY), ladder[-1])
+    """The unit in which a value is read best, mostly with 1 or more of it; its size in SI units."""
+    units = _LADDERS.get(dimension) or [prefix + dimension.value for prefix in reversed(_DECIMAL)]
+    ladder = [(unit, _UNITS[dimension][unit]) for unit in units]
+    fitting = (row for row in ladder if abs(value) >= row[1] * _FROM.get(row[0], _NEARLY))
+    return next(fitting, ladder[-1])

@@ -163,7 +163,7 @@ def _kernels(result: Result) -> float:
 def _told(
     runs: Sequence[Run], posterior: Posterior, errors: Errors
 ) -> tuple[Section, tuple[Entry, ...]]:
-    """What was measured of each run, predicted, and is expected now: in words, and in figures."""
+    """Runs as measured, predicted, and expected now: in words, and in figures."""
     expected, ends = np.exp(posterior.mean @ errors.rows), posterior.ends(errors.rows)
     rows, steps = [], list[Entry]()
     for run, *factors in zip(runs, expected, *ends, strict=True):

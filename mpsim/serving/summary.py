@@ -27,6 +27,7 @@ from mpsim.units import percent
 _BUSY = 0.9  # share of the time that a process has work
 _CAME = 0.9  # of the stated rate, below which somebody should know
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache
+_UNUSED = ("idle", "idle_cache", "down", "exposed_kv", "bubble")  # parts of an account
 _MEGA = 1e6
 _HOUR = 3600.0
 
@@ -35,12 +36,11 @@ def _scaling(plan: ServicePlan, served: Served) -> Figures:
     """How many instances ran; nothing where all do."""
     if not served.running:
         return {}
-    hours = served.running_s / _HOUR
     edges = [edge for _, begin, end in served.running for edge in ((begin, 1), (end, -1))]
     return {
         "autoscale": {
-            "gpu_hours": hours * plan.tp * plan.pp,
-            "mean": hours * _HOUR / served.end,
+            "gpu_hours": served.running_s / _HOUR * plan.tp * plan.pp,
+            "mean": served.running_s / served.end,
             "max": max(itertools.accumulate(sign for _, sign in sorted(edges))),
             "least": plan.autoscale.least if plan.autoscale else 1,
             "starts": served.starts,
@@ -54,9 +54,10 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
     by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
     weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
     parts = {part: sum(weight[name] * by_pool[name][part] for name in by_pool) for part in ACCOUNT}
-    unused = math.fsum(
-        parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
-    )
+    unused = math.fsum(parts[part] for part in _UNUSED)
+    energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
+    energy *= tally.seconds / served.end if served.end else 0.0
+    ran = served.running_s / served.end / plan.replicas if served.running else 1.0
     # shares of the prompts' tokens that tiers below the device had; nothing without tiers
     tiers = zip(TIERS, served.brought_tokens, strict=False)
     brought = {tier: tokens / max(1.0, tally.prompts) for tier, tokens in tiers}
@@ -64,7 +65,7 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         "accelerators": plan.accelerators,
         "duration_s": served.end,
         "measured_s": tally.seconds,
-        **_of_requests(plan, tally),
+        **_of_requests(plan, tally, ran),
         **_speculation(plan),
         **_scaling(plan, served),
         "preemptions": served.preemptions,
@@ -73,16 +74,16 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         **({"prefix_brought_share": brought} if brought else {}),
         **_pool_figures(plan, list(sums.values())[-1]),
         "account_s": parts,
-        "utilisation": 1.0 - unused / served.end if served.end else 0.0,
+        "utilisation": (1.0 - unused / served.end) / ran if served.end else 0.0,
         **_disaggregation(plan, served, by_pool, sums),
-        **_costs(plan, served, tally, by_pool),
+        **_costs(plan, tally, energy, ran),
         **({"percentile_error": tally.error} if tally.error else {}),
         "warnings": list(_warnings(plan, served, tally, parts)),
     }
 
 
-def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
-    """Latencies, rates, and how many requests keep the limits."""
+def _of_requests(plan: ServicePlan, tally: Tally, ran: float) -> Figures:
+    """Latencies, rates, and how many requests keep the limits; `ran`: share of accelerator time."""
     limited, slo, seconds = bool(tally.missed), plan.slo, tally.seconds
     figures = {name: distribution(values) for name, values in tally.spreads.items()}
     tpot, output = figures["tpot"], _rate(tally.output, seconds)
@@ -98,7 +99,7 @@ def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
         "queue_s": figures["queue"],
         "output_tokens_per_s": output,
         "total_tokens_per_s": _rate(tally.output + tally.prompt, seconds),
-        "output_tokens_per_s_per_accelerator": output / plan.accelerators,
+        "output_tokens_per_s_per_accelerator": output / (plan.accelerators * ran),
         "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
         "goodput_per_s": _rate(tally.kept, seconds) if limited else None,
         "requests_within_slo": tally.share if limited else None,
@@ -113,17 +114,12 @@ def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
     }
 
 
-def _costs(
-    plan: ServicePlan, served: Served, tally: Tally, by_pool: Mapping[str, dict[str, float]]
-) -> Figures:
+def _costs(plan: ServicePlan, tally: Tally, energy: float, ran: float) -> Figures:
     """Energy and price of the tokens that were generated; None without tokens or price."""
     seconds, output, price = tally.seconds, tally.output, plan.price_per_hour
-    energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
-    energy *= seconds / served.end if served.end else 0.0
-    paid = served.running_s / served.end / plan.replicas if served.running else 1.0
     cost = None
     if price is not None and output:
-        cost = price * paid * seconds / _HOUR / output * _MEGA
+        cost = price * ran * seconds / _HOUR / output * _MEGA
     return {
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": cost,
@@ -202,8 +198,8 @@ def _warnings(
     """Say what a reader should know, such as a state that is not steady, or a flag's cost."""
     yield from (pool.straddles for pool in plan.pools.values() if pool.straddles)
     load, engine = plan.workload, (plan.prefill or plan).engine
-    keys = ["serving.workload.shared_prefix", "serving.workload.prefix_groups"]
-    keys = keys if load.shared_prefix else []
+    prefixes = ("shared_prefix", "prefix_groups") if load.shared_prefix else ()
+    keys = [f"serving.workload.{name}" for name in prefixes]
     keys += [f"serving.engine.{name}" for name in TIERS if getattr(engine, name)]
     if keys and not engine.prefix_cache:
         yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mpsim.result.words import Figures, shares, told
@@ -22,6 +23,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
     output, batch = summary["output_tokens_per_s"], summary["batch"]
     count = summary.get("replicas", 1)  # results stored before have none
     share = summary["output_tokens_per_s_per_accelerator"]
+    ran = " that ran" if "autoscale" in summary else ""
     each = " an instance" if count > 1 else ""
     inside = f", in {count} instances" if each and "pools" not in summary else ""
     served = (
@@ -40,7 +42,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         ("ITL", _latency(summary["itl_s"])),
         ("E2E", _latency(summary["e2e_s"])),
         ("queue", _latency(summary["queue_s"])),
-        ("throughput", f"{output:,.1f} output tokens/s; {share:,.1f} per accelerator"),
+        ("throughput", f"{output:,.1f} output tokens/s; {share:,.1f} per accelerator{ran}"),
         *_ranges(summary),
         ("goodput", _goodput(summary)),
         ("where time goes", _shares(summary)),
@@ -64,8 +66,7 @@ def _ranges(summary: Figures) -> list[tuple[str, str]]:
         if name in ranges
     ]
     if "output_tokens_per_s" in ranges:
-        low, high = ranges["output_tokens_per_s"]
-        words.append(f"{low:,.0f} to {high:,.0f} output tokens/s")
+        words.append("{:,.0f} to {:,.0f} output tokens/s".format(*ranges["output_tokens_per_s"]))
     return [("80 % between", ", ".join(words) + " (means)")] if words else []
 
 
@@ -73,10 +74,9 @@ def _scaling(summary: Figures) -> list[tuple[str, str]]:
     """Instances that ran; nothing where all do."""
     if (scaled := summary.get("autoscale")) is None:
         return []
-    text = "{mean:.3g} instances on average, {least} to {max}; {gpu_hours:,.4g} GPU-hours".format(
-        **scaled
-    )
-    return [("autoscaling", f"{text}, {plural(scaled['starts'], 'start')}")]
+    ran = "{mean:.3g} instances on average, {least} to {max}".format(**scaled)
+    hours = f"{scaled['gpu_hours']:,.4g} GPU-hours, {plural(scaled['starts'], 'start')}"
+    return [("autoscaling", f"{ran}, the others stopped; {hours}")]
 
 
 def _pools(summary: Figures) -> list[tuple[str, str]]:
@@ -128,11 +128,16 @@ def _goodput(summary: Figures) -> str:
 
 
 def _shares(summary: Figures) -> str:
-    parts = {
-        _PARTS.get(name, name.replace("_", " ")): part
-        for name, part in summary["account_s"].items()
-    }
-    return shares(parts, summary["duration_s"])
+    account = time_that_ran(summary)
+    parts = {_PARTS.get(name, name.replace("_", " ")): part for name, part in account.items()}
+    ran = " of the time of instances that ran" if "autoscale" in summary else ""
+    return shares(parts, math.fsum(parts.values())) + ran
+
+
+def time_that_ran(summary: Figures) -> dict[str, float]:
+    """Parts of the time of accelerators that ran [s]: without what autoscaling stopped."""
+    stopped = ("down",) if "autoscale" in summary else ()
+    return {part: s for part, s in summary["account_s"].items() if part not in stopped}
 
 
 def _cache(summary: Figures, each: str) -> str:

@@ -13,6 +13,7 @@ from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
 from mpsim.scenario.layers import Data, expand_shorthand
 from mpsim.scenario.settled import settled_by
+from mpsim.serving.words import time_that_ran
 from mpsim.shipped import say
 from mpsim.study.facility import Facility
 from mpsim.study.plan import Assumptions, plan_training
@@ -284,15 +285,15 @@ def _per_token(summary: Figures) -> dict[str, object]:
     rate = summary["output_tokens_per_s"]
     if not rate:
         raise ScenarioError(f"{summary['scenario']}: no token was generated: nothing to compare")
-    token = summary["accelerators"] / rate
-    shares, whole = summary["account_s"], summary["duration_s"]
+    token, whole = summary["accelerators"] / rate, summary["duration_s"]
+    parts = {part: seconds / whole * token for part, seconds in time_that_ran(summary).items()}
     known = [f"{name}_s.{which}" for name in ("ttft", "tpot", "e2e") for which in ("mean", "p99")]
     latencies = {column_of(name): figure_of(summary, name) for name in known}
     return {
         **summary,
         **latencies,
-        "accelerator_s_per_output_token": token,
-        "breakdown_s": {part: seconds / whole * token for part, seconds in shares.items()},
+        "accelerator_s_per_output_token": sum(parts.values()),
+        "breakdown_s": parts,
     }
 
 

@@ -433,7 +433,7 @@ def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> 
 
 
 def _settled(base: Scenario, over: Mapping[str, object]) -> tuple[Values, tuple[str, ...]]:
-    """What the file leaves open, and a warning where rows that may differ in it are compared."""
+    """Values that the file leaves open, and a warning where rows that may differ are compared."""
     laid = usual(base)
     return laid, (say("study.settled", values=changed(laid)),) if laid and over else ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
+from mpsim.serving.words import service_sheet
 
 
 def wave(tmp_path, seconds=300.0, most=30.0):
@@ -89,3 +91,25 @@ def test_what_is_not_simulated_is_refused():
     """Pools, outages beside it, and a floor above what there is."""
     with pytest.raises(ScenarioError, match="got 9 instances at least, of 4"):
         served("", {"load": 5, "least": 9})
+
+
+def test_figures_of_an_accelerator_are_of_those_that_ran(tmp_path):
+    """Rate and utilisation times the mean number of instances are those of the service; what was stopped is no share of the time."""
+    result = served(wave(tmp_path, 100.0), {"load": 12, "startup": "5 s", "patience": "15 s"})
+    summary, account = result.summary, result.summary["account_s"]
+    ran = summary["autoscale"]["mean"]
+    assert ran < 4
+    assert summary["output_tokens_per_s_per_accelerator"] * ran == pytest.approx(
+        summary["output_tokens_per_s"]
+    )
+    waits = account["idle"] + account["idle_cache"]
+    busy = summary["duration_s"] - account["down"] - waits
+    assert summary["utilisation"] == pytest.approx(4 * busy / (ran * summary["duration_s"]))
+    rows = dict(service_sheet(summary).sections[0].rows)
+    assert "down" not in rows["where time goes"]
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", rows["where time goes"])]
+    assert sum(shares) == pytest.approx(100.0, abs=0.5)
+    compared = mpsim.compare(result, result)
+    (token,) = (figure.a for figure in compared.figures if figure.name == compared.whole)
+    assert token == pytest.approx(1 / summary["output_tokens_per_s_per_accelerator"])
+    assert math.fsum(part.a for part in compared.parts) == pytest.approx(token)

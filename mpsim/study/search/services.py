@@ -340,7 +340,8 @@ class Services(Space[_Candidate]):
             return None
         if isinstance(requests, rate.Streams):
             return len(sample) / bounds.busy
-        if plan.workload.warmup:  # requests that do not count are among those bounded
+        scaled = plan.autoscale is not None and self.objective != "goodput"  # how many run is open
+        if plan.workload.warmup or scaled:  # requests that do not count are among those bounded
             return anything
         duration, output = bounds.duration, float(requests.output.sum())
         if self.objective == "goodput":

@@ -163,11 +163,14 @@ def test_the_dimension_is_called_by_its_si_unit(dimension):
         (0.99999, Dimension.TIME, "1 s"),
         (0.999, Dimension.TIME, "999 ms"),
         (1e-13, Dimension.TIME, "0.0001 ns"),
+        (9000.0, Dimension.TIME, "9000 s"),
+        (43180.0, Dimension.TIME, "11.99 h"),
+        (30 * 86400.0, Dimension.TIME, "30 d"),
         (80e9, Dimension.BYTES, "80 GB"),
         (3e9, Dimension.POWER, "3 GW"),
         (math.inf, Dimension.TIME, "inf s"),
     ],
 )
 def test_quantities_are_printed_as_a_person_would(value, dimension, text):
-    """The unit is the largest that leaves a number of 1 or more."""
+    """The unit is the largest that leaves a number of 1 or more; hours and days begin where seconds have five digits, and hours are two days."""
     assert format_quantity(value, dimension) == text
