@@ -20,6 +20,7 @@ from mpsim.report import report
 from mpsim.scenario import Scenario
 from mpsim.scenario.design import DesignChoice
 from mpsim.scenario.schema import known_keys
+from mpsim.shipped import say
 from mpsim.study.design import Design, design, explore
 from mpsim.study.design.explore import Explorer, jobs_of
 from mpsim.study.journal import Journal
@@ -403,3 +404,30 @@ def test_progress_counts_searches_to_the_last(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(set(done)) == [*range(totals[-1] + 1)]
     assert list(done) == sorted(done)
     assert max(totals) <= 1.5 * totals[-1]
+
+
+def test_a_fabric_chosen_by_a_network_that_does_not_tell_it_apart_says_so_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where fabrics are varied and the chosen one's thin links are free to stages, the second line says it; else it is one of the remarks."""
+    thin = say("training.thin_links")
+    best = usual().best
+    assert best is not None
+    entry = {job: {**own, "warnings": [thin]} for job, own in best.entries.items()}
+    monkeypatch.setattr(Explorer, "entries", lambda self, values: [entry for _ in values])
+    for key, place in (("cluster.fabric.oversubscription", 0), ("cluster.nics_per_node", -1)):
+        answer = study({"choices": {key: [1, 2]}})
+        first, last = (
+            section.lines for section in (answer.sheet().sections[0], answer.sheet().sections[-1])
+        )
+        told = say("study.thin_choice") if place == 0 else f"warning: {thin}"
+        assert told in (first[1].strip(), last[-1])[place]
+        assert answer.to_json()["remarks"] == [told]
+        assert (
+            sum(
+                text in line
+                for line in (*first, *last)
+                for text in (thin, say("study.thin_choice"))
+            )
+            == 1
+        )

@@ -59,6 +59,7 @@ class Design(Shown, Tabular):
     # constants that nobody measured on its hardware, the heaviest first
     rests: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    caveat: str = ""  # what the choice itself hangs on
     interrupted: bool = False
 
     @functools.cached_property
@@ -177,7 +178,7 @@ class Design(Shown, Tabular):
             "rests_on": list(self.rests),
             "ruled_out": self.ruled_out,
             "interrupted": self.interrupted,
-            "remarks": list(self.remarks),
+            "remarks": [*filter(None, [self.caveat]), *self.remarks],
             "rows": [row.to_json() for row in self.options],
         }
 
@@ -196,6 +197,8 @@ def _answer(design: Design) -> Iterator[str]:
     if odds and not all(row.proved for row in design.rivals):
         odds += ", by the layouts found"
     yield f"{least} that keeps every bound: {best.name}{odds}"
+    if design.caveat:
+        yield f"  {design.caveat}"
     yield f"  {_figures(best)}"
     yield f"  {_taken(best)}"
     for job, entry in best.entries.items():

@@ -95,12 +95,17 @@ def design(
             raise
         answer = structs.replace(answer, interrupted=True)
     entries = {} if answer.best is None else answer.best.entries
-    told = {job: entry.get("warnings") for job, entry in entries.items()}
+    told = {job: [*entry.get("warnings", ())] for job, entry in entries.items()}
+    caveat, thin = "", say("training.thin_links")
+    varied = any(key.startswith("cluster.fabric") for key in spec.choices)
+    if varied and any(thin in texts for texts in told.values()):
+        caveat = say("study.thin_choice")
+        told = {job: [text for text in texts if text != thin] for job, texts in told.items()}
     rents = {row.name: row.bill.beside for row in answer.possible}
     remarks = [*journal.remarks, *warned(told), *warned(rents)]
     if cut := sum(not row.proved for row in answer.possible):
         remarks.append(say("study.cut_short", cut=cut, count=len(answer.possible)))
-    return structs.replace(answer, flips=flips_of(answer), remarks=tuple(remarks))
+    return structs.replace(answer, flips=flips_of(answer), remarks=tuple(remarks), caveat=caveat)
 
 
 def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
