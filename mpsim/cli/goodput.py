@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from mpsim.cli.console import draw, print_json, print_sheet
+from mpsim.cli.console import draw, end_early, print_json, print_sheet
 from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, finite, quantity
 
 
@@ -58,7 +58,7 @@ def goodput(
     outcome = simulate_goodput(
         reliability, checkpoint, interval=checkpoints.interval, days=days, trials=trials, seed=seed
     )
-    if plot is not None:
+    if plot is not None and not outcome.interrupted:
         title = f"{name}: {outcome.effective:.2%} of {days:g} days is progress"
         if outcome.confidence is not None:
             title += " ({:.2%} to {:.2%})".format(*outcome.confidence)
@@ -70,3 +70,4 @@ def goodput(
         print_json({"scenario": name, **outcome.to_json(), **step, **more})
     else:
         print_sheet(outcome.sheet(name=name, tokens_per_s=tokens))
+    end_early(outcome.interrupted)

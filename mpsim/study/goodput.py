@@ -9,6 +9,7 @@ Shapes: K trials.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping
@@ -60,6 +61,7 @@ class Goodput(Shown, Tabular):
     checkpoint: Checkpoint
     shares: Floats  # float64[K, len(PARTS)] of each trial's time; rows sum to 1
     interruptions: Ints  # int64[K]
+    interrupted: bool = False  # the study itself: the trials are those that had ended
 
     @property
     def mean(self) -> Mapping[str, float]:
@@ -147,6 +149,7 @@ class Goodput(Shown, Tabular):
         return {
             "days": self.days,
             "trials": len(self.shares),
+            "interrupted": self.interrupted,
             "effective": self.effective,
             "effective_low": low,
             "effective_high": high,
@@ -198,7 +201,7 @@ def simulate_goodput(
     seed : int
         Equal seeds give equal results.
 
-    Raises ScenarioError: if a number is out of range.
+    Raises ScenarioError: if a number is out of range; KeyboardInterrupt: before a trial has ended.
     """
     if interval is None:
         usual = usual_interval(checkpoint, reliability.mean_time_between)
@@ -209,13 +212,17 @@ def simulate_goodput(
     if checkpoint.lag > interval + checkpoint.blocking:
         raise ScenarioError(say("study.slow_storage", lag=checkpoint.lag, interval=interval))
     _check_size(reliability, days, trials)
-    shares = np.zeros((trials, len(PARTS)))
-    counts = np.zeros(trials, dtype=np.int64)
-    streams = np.random.SeedSequence(seed).spawn(trials)
-    for trial, stream in enumerate(streams):
-        run = _Trial(reliability, checkpoint, interval, days * _DAY, np.random.default_rng(stream))
-        shares[trial], counts[trial] = run.spent() / (days * _DAY), run.interruptions
-    return Goodput(days, interval, reliability, checkpoint, shares, counts)
+    runs: list[tuple[Floats, int]] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for stream in np.random.SeedSequence(seed).spawn(trials):
+            draw = np.random.default_rng(stream)
+            run = _Trial(reliability, checkpoint, interval, days * _DAY, draw)
+            runs.append((run.spent() / (days * _DAY), run.interruptions))
+    if not runs:
+        raise KeyboardInterrupt
+    shares, counts = (np.array(each) for each in zip(*runs, strict=True))
+    cut = len(runs) < trials
+    return Goodput(days, interval, reliability, checkpoint, shares, counts, interrupted=cut)
 
 
 def _check_size(reliability: Reliability, days: float, trials: int) -> None:

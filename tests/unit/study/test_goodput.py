@@ -11,7 +11,7 @@ import pytest
 from mpsim.cli.app import execute
 from mpsim.errors import ScenarioError
 from mpsim.hardware import system
-from mpsim.study.goodput import PARTS, simulate_goodput
+from mpsim.study.goodput import PARTS, _Trial, simulate_goodput
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -200,3 +200,25 @@ def test_more_interruptions_than_anybody_waits_for_are_refused() -> None:
     """A slip in days, trials or failures ends at once, with what would mend it."""
     with pytest.raises(ScenarioError, match="fewer days or trials, or less frequent failures"):
         simulate_goodput(fails(HOUR), Checkpoint(size=1e12, blocking=1.0), days=1e30)
+
+
+def test_trials_that_had_ended_are_kept_when_the_study_is_cut_short(monkeypatch) -> None:
+    """The third trial is interrupted: the other two are what the same seed gives alone; before the first has ended there is nothing."""
+    reliability, checkpoint = fails(2 * HOUR), Checkpoint(size=1e12, blocking=30.0)
+    two = simulate_goodput(reliability, checkpoint, days=2, trials=2)
+    spent, left = _Trial.spent, [2]
+
+    def cut(trial: _Trial) -> object:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return spent(trial)
+
+    monkeypatch.setattr(_Trial, "spent", cut)
+    outcome = simulate_goodput(reliability, checkpoint, days=2, trials=9)
+    assert outcome.interrupted
+    assert outcome.to_json()["trials"] == 2
+    np.testing.assert_array_equal(outcome.shares[0], two.shares[0])
+    np.testing.assert_array_equal(outcome.interruptions, two.interruptions)
+    with pytest.raises(KeyboardInterrupt):
+        simulate_goodput(reliability, checkpoint, days=2, trials=9)
