@@ -340,24 +340,18 @@ def _class_levels(
             predicted = model.seconds([point.operator for point in mine if point.operator])
             factor = _in_sum(mine, predicted)
             level *= factor
-            machine, more = _slowed(machine, model, stem, factor)
-            constants |= more
+            # a host's peak moves, of a device its share does
+            moves = kind is OperatorKind.GEMM and chip.family == "cpu"
+            if moves:
+                slower = _slow_host(machine.accelerator, factor)
+                machine = structs.replace(machine, accelerator=slower)
+            own = [constant for constant in model.provenance() if constant.name.startswith(stem)]
+            constants |= _slowed_shares(own, factor, moves=moves)
         if all(outside_range(key, constant) is None for key, constant in constants.items()):
             frame, moved = machine, constants
             what = f"{kind.value.replace('_', ' ')}, {mine[0].precision}: x{level:.2f} in time"
             scores.append(score(what, "level", mine, predicted))
     return frame, moved, scores
-
-
-def _slowed(
-    frame: Frame, model: KernelModel, stem: str, factor: float
-) -> tuple[Frame, dict[str, Fitted]]:
-    """A class of kernels slower by a factor: a host's peak moves, of a device its share does."""
-    moves = stem == "kernels.gemm." and model.accelerator.family == "cpu"
-    if moves:
-        frame = structs.replace(frame, accelerator=_slow_host(frame.accelerator, factor))
-    mine = [constant for constant in model.provenance() if constant.name.startswith(stem)]
-    return frame, dict(_slowed_shares(mine, factor, moves=moves))
 
 
 def _slow_host(chip: Entry, factor: float) -> Entry:
@@ -444,10 +438,13 @@ def slowed(
     for _ in range(_LEVELS):
         moved = dict(base.constants)
         if chip.family == "cpu":
-            rate = scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)
-            slower = {**_slow_host(known, factor), "memory_bandwidth": rate}
+            memory = scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)
+            slower = {**_slow_host(known, factor), "memory_bandwidth": memory}
             frame = structs.replace(frame, accelerator=slower)
-            moved = {key: _slower(constant, factor) for key, constant in moved.items()}
+            for key, rate in base.constants.items():
+                if rate.unit == "FLOP/s":
+                    ends = {end: getattr(rate, end) / factor for end in ("value", "low", "high")}
+                    moved[key] = structs.replace(rate, **ends)
         else:
             moved |= _slowed_shares(constants, factor)
         fit = structs.replace(base, constants=moved, kernels=longer(base.kernels, factor))
@@ -462,15 +459,6 @@ def longer(curves: Iterable[MeasuredCurve], factor: float) -> tuple[MeasuredCurv
     """Curves that take so many times as long."""
     return tuple(
         structs.replace(line, times=tuple(factor * time for time in line.times)) for line in curves
-    )
-
-
-def _slower(constant: Fitted, factor: float) -> Fitted:
-    """A rate lower by a factor; other constants as they are."""
-    if constant.unit != "FLOP/s":
-        return constant
-    return Fitted(
-        constant.value / factor, constant.low / factor, constant.high / factor, constant.unit
     )
 
 

@@ -148,10 +148,8 @@ def _report(error: BaseException) -> int:
     if _DEBUG.get():
         traceback.print_exception(error)
     # a library may turn an interrupt into an error of its own, as pydantic does
-    unexpected = not isinstance(error, (MpsimError, OSError))
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (
-        unexpected and _INTERRUPTED.is_set()
-    ):
+    turned = _INTERRUPTED.is_set() and not isinstance(error, (MpsimError, OSError))
+    if turned or isinstance(error, (KeyboardInterrupt, typer.Abort)):
         note("mpsim: interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -281,9 +279,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         return _report_usage(error)
     except (KeyboardInterrupt, OSError, typer.Abort) as error:
         return _report(error)
-    except (
-        ValueError
-    ) as error:  # of a path with a null byte, where typer takes click from its package
+    except ValueError as error:  # of a path with a null byte, where click is a package of its own
         note(f"mpsim: {error}")
         return BAD_INPUT
     finally:

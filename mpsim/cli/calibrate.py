@@ -105,8 +105,7 @@ def _from_steps(
         elif row.measured or row.kind == "training":
             run = Run(row.id, row.setting, row.unit, row.predicted or 0.0, row.measured)
             runs[row.kind].append(run)
-    steps, peaks = runs["training"], runs["memory"]
-    return calibrate_runs(simulate_step(scenario), steps, peaks, name=name, wrong=wrong)
+    return calibrate_runs(simulate_step(scenario), *runs.values(), name=name, wrong=wrong)
 
 
 def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:
@@ -154,29 +153,19 @@ def _print(calibrated: Calibrated) -> None:
 def _cells(score: Score) -> tuple[str, ...]:
     held = score.errors(held_out=True)
     worst = max(held.tolist(), key=abs, default=None)
-    return (
-        score.what,
-        score.form,
-        str(len(score.ids) - len(held)),
-        _percent(score.median(held_out=False)),
-        str(len(held)) if len(held) else "",
-        _percent(score.median(held_out=True)),
-        "" if worst is None else f"{worst:+.1%}",
-        _percent(score.noise),
-    )
+    seen, unseen = (_percent(score.median(held_out=apart)) for apart in (False, True))
+    points = (str(len(score.ids) - len(held)), seen, str(len(held) or ""), unseen)
+    return score.what, score.form, *points, _percent(worst, "+"), _percent(score.noise)
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def _percent(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.1%}"
 
 
 def _draw(calibrated: Calibrated, folder: Path) -> None:
     """Residuals of every fit, and measured against fitted."""
     from mpsim.calibrate.parts import residuals_of
 
-    groups: dict[str, list[Score]] = {"kernels": [], "collectives": []}
-    for score in calibrated.fit.scores:
-        groups["collectives" if "rank" in score.what else "kernels"].append(score)
-    for name, scores in groups.items():
-        if scores:
+    for name, talks in (("kernels", False), ("collectives", True)):
+        if scores := [row for row in calibrated.fit.scores if ("rank" in row.what) is talks]:
             draw(residuals_of(scores), folder / f"residuals-{name}.png")

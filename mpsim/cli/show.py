@@ -211,9 +211,8 @@ def _print_framework(name: str, described: Description) -> None:
     print_text(f"\nread in {software.source} ({software.as_of})")
     suits = {key: str(value).lower() for key, value in software.suits.items()}
     if suits:
-        print_text(
-            f"written for {', '.join(in_words(suits))} (a description: the scenario decides)"
-        )
+        words = ", ".join(in_words(suits))
+        print_text(f"written for {words} (a description: the scenario decides)")
     settled = {key: value for group in settled_keys(name) for key, value in group.items()}
     if settled:
         print_text(f"where the scenario leaves them out, it sets {', '.join(in_words(settled))}")
@@ -342,11 +341,10 @@ def _show_machine(path: str, *, as_json: bool) -> None:
         return
     _print_parts(cluster)
     print_text(f"\n{cluster.calibration.source} ({cluster.calibration.as_of})")
-    title = (
-        "measured, beside"
-        f" {document.get('datasheet', 'what mpsim assumes of a machine it does not know')}"
+    sheet = document.get("datasheet", "what mpsim assumes of a machine it does not know")
+    print_table(
+        rows, header=("constant", *FIGURES[1:]), title=f"measured, beside {sheet}", right=(1, 3)
     )
-    print_table(rows, header=("constant", *FIGURES[1:]), title=title, right=(1, 3))
     fits = [[_cell(fit.get(key)) for key in FITS] for fit in document.get("fits", ())]
     if fits:
         print_text(" ")
