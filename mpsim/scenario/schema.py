@@ -84,10 +84,7 @@ def long_keys(schema: Kind, values: Mapping[str, object], *, job: str) -> dict[s
 
 @remembered(256)
 def descriptions(kind: Kind) -> Mapping[str, str]:
-    """The texts under the fields of a section, its bases' included, by key.
-
-    Pydantic would read them (`use_attribute_docstrings`), at each start, for a third of its time.
-    """
+    """The texts under the fields of a section, its bases' included, by key."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Section):
