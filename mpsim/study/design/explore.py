@@ -82,7 +82,6 @@ class _Known:
         self.parts: list[tuple[WaitingFrame, list[Layout]]] = []
         self.whole = True  # whether every layout was looked at that may be the best
         for frame in self._space.frames():
-            assert isinstance(frame, WaitingFrame)
             divided: dict[object, list[Layout]] = {}
             for layout in frame.layouts:
                 divided.setdefault(layout.division, []).append(layout)

@@ -251,7 +251,7 @@ class Trainings(Space[Candidate]):
         lost = f" ({self._undivided} have layers that do not divide as the framework needs)"
         return say("study.no_layout", name=self.scenario.name, lost=lost if self._undivided else "")
 
-    def frames(self) -> Iterator[Waiting]:
+    def frames(self) -> Iterator[WaitingFrame]:
         """Every frame that has layouts, with what makes its machine."""
         if "parallelism.dp" in self.over:
             raise ScenarioError(say("study.no_dp"))
