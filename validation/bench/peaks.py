@@ -64,12 +64,12 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         If the row does not describe a run whose memory is accounted.
     """
     cells = row.configuration
-    rule = rule_of(cells, "peaks")
+    rule = _rule(cells)
     scenario, assumed = scenario_of(cells)
     plan = resolve(Scenario.from_mapping(scenario))
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     setting = seen_as(of_stack(setting_of(plan), rule), statistic["seen"])
-    read = reading_of(statistic["seen"], _rule(cells))
+    read = reading_of(statistic["seen"], rule)
     peak = peak_of(plan, read, last=rule.get("logs") == "last rank")
     _check_states(plan, cells)
     told = tuple(map(str, assumed))
